@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The doorbell page and the mailbox (docs/protocol.md section 5): the freeze point, and the way in
+ * and out of the first cell. The guest side is untrusted user code.
+ */
+#ifndef DEVICES_DOORBELL_H
+#define DEVICES_DOORBELL_H
+
+#include "core/gmem.h"
+#include "core/state.h"
+
+#define DOORBELL_LEN       0x1000u
+#define DOORBELL_MAGIC     0x31584254u
+#define DOORBELL_MAX_PAGES 64u
+#define DOORBELL_PARK      0x10u /* the freeze point's register */
+#define DOORBELL_AGAIN     0xffffffffu
+#define DOORBELL_SERVED    0xfffffffeu
+
+enum doorbell_phase {
+	DOORBELL_BAKE,   /* registers are being set */
+	DOORBELL_PARKED, /* the interpreter stands at the freeze point */
+	DOORBELL_FIRST,  /* the first request is being answered */
+	DOORBELL_DONE,   /* vsock from here on */
+};
+
+#define DOORBELL_STATE(F, A)     \
+	F(1, uint32_t, phase)    \
+	F(1, uint32_t, port)     \
+	F(1, uint32_t, page_lo)  \
+	F(1, uint32_t, nr_pages) \
+	A(1, uint64_t, page, DOORBELL_MAX_PAGES) /* guest-physical */
+STATE_STRUCT(doorbell_state, DOORBELL_STATE);
+const struct state_desc *doorbell_state_desc(void);
+
+struct doorbell {
+	struct doorbell_state s; /* vCPU thread; others while it is paused */
+	const struct gmem *mem;
+	/* The interpreter stands at the freeze point (bake). vCPU thread. */
+	void (*parked)(void *ctx);
+	/* Bytes of the first stream, valid during the call; `done` with the last. vCPU thread; may wait. */
+	void (*output)(void *ctx, const struct iovec *iov, unsigned nr, bool done);
+	/* The guest asks to be powered off. */
+	void (*power)(void *ctx);
+	void *ctx;
+};
+
+/* One guest access; 32 bits, else 0 and nothing. vCPU thread. */
+uint32_t doorbell_read(struct doorbell *bell, uint32_t off);
+void doorbell_write(struct doorbell *bell, uint32_t off, uint32_t value);
+
+/* Bytes that a request area holds. 0 when the guest has registered no mailbox. */
+size_t doorbell_request_room(const struct doorbell *bell);
+/* Copies `n` bytes to the request area at `off`. -EMSGSIZE when they do not fit. Paused vCPU. */
+NODISCARD int doorbell_put(struct doorbell *bell, size_t off, const void *bytes, size_t n);
+
+#endif

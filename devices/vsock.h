@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * virtio-vsock (virtio 1.2 section 5.10), stream sockets only. On the host a guest port is reached in
+ * two ways: vsock_connect() ties a descriptor to it, or a program connects to the Unix socket `path`,
+ * writes "CONNECT <port>\n" and reads "OK <host port>\n". A guest that connects to host port N
+ * reaches the Unix socket "<path>_N". Connections do not survive a snapshot: a thawed guest that had
+ * some gets a transport reset event.
+ */
+#ifndef DEVICES_VSOCK_H
+#define DEVICES_VSOCK_H
+
+#include "devices/vdev.h"
+
+#define VSOCK_GUEST_CID 3u
+
+struct vsock;
+
+struct vsock_config {
+	const char *
+		path; /* Unix socket to listen on, copied; NULL: none, and guest connections are refused */
+	uint64_t guest_cid;
+};
+
+NODISCARD int vsock_open(struct vsock **vsock, const struct vsock_config *config,
+                         const struct vdev_host *host, unsigned instance, struct err *err);
+/* Closes all connections, removes the Unix socket it made. Loop's thread or after it. NULL is allowed. */
+void vsock_close(struct vsock *vsock);
+struct vdev *vsock_vdev(struct vsock *vsock);
+
+/* How vsock_connect() begins. */
+enum vsock_begin {
+	VSOCK_NOW,           /* ask the guest at once */
+	VSOCK_ON_FIRST_BYTE, /* ask when the descriptor has something to say (or is closed: then never) */
+};
+
+/*
+ * Connects `fd` (a stream socket, taken over, made non-blocking) to the guest's `port`; bytes flow
+ * both ways until either side ends. When the guest refuses, `fd` is closed. Loop's thread, lock not
+ * held. -ENOSPC when the table is full, with `fd` still the caller's.
+ */
+NODISCARD int vsock_connect(struct vsock *vsock, int fd, uint32_t port, enum vsock_begin begin,
+                            struct err *err);
+/* As above, with `n` bytes (copied, at most 64 KiB) that go to the guest before what `fd` says. */
+NODISCARD int vsock_connect_with(struct vsock *vsock, int fd, uint32_t port, const void *bytes,
+                                 size_t n, struct err *err);
+
+struct vsock_stats {
+	uint64_t opened, closed, refused, resets;
+	uint64_t bytes_to_guest, bytes_to_host;
+	unsigned live;
+};
+void vsock_stats(struct vsock *vsock, struct vsock_stats *stats);
+
+#endif

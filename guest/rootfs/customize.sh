@@ -1,0 +1,62 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Runs as mmdebstrap's customize hook: $1 is the root tree, all packages are installed.
+# Everything here depends on packages and this file only, so that the tree can be cached.
+set -eu
+
+root=$1
+dist=$root/usr/lib/python3/dist-packages
+
+# --- pip packages of a template (before trimming and byte-compiling, so both cover them)
+if [ -n "${TB_PIP_PACKAGES:-}" ]; then
+	# A root image is one environment: Debian's guard against mixing pip and apt is moot in it.
+	# shellcheck disable=SC2086 # a list of words
+	chroot "$root" env PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_FIND_LINKS= \
+		pip3 install --quiet --break-system-packages --no-cache-dir \
+		--root-user-action=ignore $TB_PIP_PACKAGES
+fi
+# pip in the guest: `pip install x` must work there too.
+printf '[global]\nbreak-system-packages = true\nno-cache-dir = true\n' > "$root/etc/pip.conf"
+
+# --- the user
+chroot "$root" useradd --create-home --uid 1000 --user-group --shell /bin/bash user
+printf 'user ALL=(ALL:ALL) NOPASSWD: ALL\nDefaults !lecture\n' > "$root/etc/sudoers.d/user"
+chmod 0440 "$root/etc/sudoers.d/user"
+printf 'LANG=C.UTF-8\nLC_ALL=C.UTF-8\n' > "$root/etc/default/locale"
+
+# --- names
+printf 'thawbox\n' > "$root/etc/hostname"
+printf '127.0.0.1\tlocalhost thawbox\n' > "$root/etc/hosts"
+: > "$root/etc/resolv.conf"
+
+# --- trimming: tests and headers that no program opens at run time
+find "$dist" "$root/usr/local/lib" -type d \( -name tests -o -name test \) \
+	-path '*-packages/*' -prune -exec rm -rf {} +
+rm -rf "$root"/usr/lib/python3.11/lib2to3/tests "$root"/usr/share/javascript \
+	"$root"/usr/share/icons "$root"/usr/share/lintian "$root"/usr/share/bug \
+	"$root"/usr/share/matplotlib/mpl-data/sample_data
+
+# --- matplotlib: draw to memory, and no search for fonts at the first plot
+sed -i 's/^#* *backend *:.*/backend: Agg/' "$root/etc/matplotlibrc"
+grep -q '^backend: Agg$' "$root/etc/matplotlibrc"
+install -d -o 1000 -g 1000 "$root/home/user/.config" "$root/home/user/.config/matplotlib"
+chroot --userspec=1000:1000 "$root" env HOME=/home/user LC_ALL=C.UTF-8 \
+	MPLCONFIGDIR=/home/user/.config/matplotlib PYTHONDONTWRITEBYTECODE=1 \
+	python3 -c 'import matplotlib.font_manager as f; assert f.findfont("DejaVu Sans")'
+ls "$root"/home/user/.config/matplotlib/fontlist-*.json > /dev/null
+
+# --- byte code that Python takes without a stat of its source (files have no real times)
+find "$root/usr/lib/python3" "$root/usr/lib/python3.11" "$root/usr/local/lib" \
+	-name __pycache__ -type d -prune -exec rm -rf {} +
+chroot "$root" python3 -m compileall -q -j0 --invalidation-mode unchecked-hash \
+	-x 'lib2to3/tests|bad_coding|/_template' \
+	/usr/lib/python3.11 /usr/lib/python3/dist-packages /usr/local/lib || {
+	echo 'customize: some Python file does not compile; its package is broken' >&2
+	exit 1
+}
+
+# --- nothing of this build and nothing unique: sandboxes are made from this by the thousand
+rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/cache/debconf/*-old \
+	"$root"/var/log/*.log "$root"/var/log/apt "$root"/var/cache/ldconfig \
+	"$root"/etc/machine-id "$root"/var/lib/dbus/machine-id "$root"/root/.cache \
+	"$root"/etc/.pwd.lock "$root"/var/lib/dpkg/*-old
