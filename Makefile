@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+# thawbox. `make help` lists the targets. V=1 shows commands, BUILD=dir builds elsewhere,
+# VARIANT=release|asan|clang|fuzz chooses how objects are built (check uses all four).
+
+VERSION = 0.1.0
+PREFIX ?= /usr/local
+BUILD ?= build
+OUT ?= out
+VARIANT ?= release
+
+# Everything that is needed from Debian 12, in one place: to build and run, then to test.
+PACKAGES_RUN = gcc make libc6-dev liburing-dev libfdt-dev libjansson-dev libedit-dev libxxhash-dev \
+	linux-source-6.12 flex bison bc libelf-dev libssl-dev xz-utils zstd lz4 bzip2 gzip gdb cpio \
+	mmdebstrap erofs-utils e2fsprogs python3-dev python3-matplotlib python3-numpy
+PACKAGES_CHECK = clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev libcriterion-dev \
+	python3-pytest python3-ipython python3-pandas python3-scipy python3-pil python3-requests strace
+
+PYTHON = /usr/bin/python3
+CLANG = clang-14
+CC = gcc
+ifneq ($(filter clang fuzz,$(VARIANT)),)
+CC = $(CLANG)
+endif
+
+B = $(BUILD)/$(VARIANT)
+Q = $(if $(V),,@)
+say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
+
+# ---- flags ---------------------------------------------------------------------------------------
+
+WARN = -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef \
+	-Wcast-qual -Wwrite-strings -Wimplicit-fallthrough -Werror
+HARDEN = -O2 -fstack-protector-strong -fstack-clash-protection -fcf-protection -D_FORTIFY_SOURCE=2
+SANITIZE = -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+MODE_release = $(HARDEN)
+MODE_clang = $(HARDEN)
+MODE_asan = $(SANITIZE)
+MODE_fuzz = $(SANITIZE) -fsanitize=fuzzer-no-link
+
+CFLAGS = -std=c11 -D_GNU_SOURCE -g -fPIE -I. $(WARN) $(MODE_$(VARIANT)) -MMD -MP
+CFLAGS += -DTHAWBOX_VERSION='"$(VERSION)"' -DTHAWBOX_PREFIX='"$(PREFIX)"'
+LDFLAGS = -pie -pthread -Wl,-z,relro,-z,now,-z,noexecstack,--gc-sections $(filter -fsanitize=%,$(CFLAGS))
+
+# liburing 2.3's shared library lacks symbols that the archive has; the other two are linked in so that
+# the monitor's process maps little besides libc.
+LIBS_vmm = -l:liburing.a -l:libfdt.a -l:libjansson.a
+LIBS_api = -l:libjansson.a -ledit -lxxhash
+
+# ---- what is built -------------------------------------------------------------------------------
+
+sources = $(wildcard $(1)/*.c)
+objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
+library = $(call objects,$(filter-out $(1)/main.c $(1)/init.c,$(call sources,$(1))))
+
+CORE = $(call library,core)
+DEVICES = $(call library,devices)
+VMM = $(call library,vmm)
+API = $(call library,api)
+INIT = $(call library,guest/init)
+
+PROGRAMS = $(if $(wildcard vmm/main.c),$(B)/thawbox-vmm) $(if $(wildcard api/main.c),$(B)/thawbox) \
+	$(if $(wildcard bench/thaw.c),$(B)/bench/thaw) $(if $(wildcard guest/init/*.c),$(B)/init)
+UNIT = $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/*/test_*.c))
+FUZZ = $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+C_DIRS = core devices vmm api guest/init bench
+C_FILES = $(foreach d,$(C_DIRS),$(wildcard $(d)/*.[ch]))
+FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/fuzz/*.[ch] \
+	tests/tools/*.[ch])
+
+.PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
+	unit unit-asan e2e test-guest layers headers mirror format format-check lint analyze size \
+	install uninstall clean FORCE
+.DELETE_ON_ERROR:
+.SECONDARY:
+
+all: build
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## build         thawbox, thawbox-vmm, the guest's init, bench/thaw
+build: programs
+	$(if $(wildcard bench/thaw.c),$(Q)mkdir -p bench && ln -sf ../$(B)/bench/thaw bench/thaw)
+
+programs: $(PROGRAMS) $(CORE) $(DEVICES) $(VMM) $(API) $(INIT)
+
+$(B)/thawbox-vmm: $(call objects,vmm/main.c) $(VMM) $(DEVICES) $(CORE)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_vmm)
+
+$(B)/libcore.a: $(CORE)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+$(B)/thawbox: $(call objects,api/main.c) $(API) $(B)/libcore.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_api)
+
+$(B)/bench/thaw: $(call objects,$(wildcard bench/*.c)) $(API) $(B)/libcore.a
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_api)
+
+# Static: it is the only program of the guest's root image that must not depend on anything in there.
+$(B)/init: $(call objects,$(wildcard guest/init/*.c))
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(if $(filter asan,$(VARIANT)),$(LDFLAGS),-static -no-pie) -o $@ $^ -l:libjansson.a
+
+# A change of flags rebuilds what was made with others.
+$(B)/flags: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q)echo '$(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS))' | cmp -s - $@ || \
+		echo '$(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS))' >$@
+
+$(B)/obj/%.o: %.c $(B)/flags
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -c -o $@ $<
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+# ---- unit tests: one program a test file, linked with its folder's layer and those below ----------
+
+$(B)/obj/tests/%.o: CFLAGS += -Wno-conversion -Wno-sign-conversion
+LAYERS_core = $(CORE)
+LAYERS_devices = $(DEVICES) $(CORE)
+LAYERS_vmm = $(VMM) $(DEVICES) $(CORE)
+LAYERS_api = $(API) $(B)/libcore.a
+LAYERS_guest = $(INIT)
+LIBS_core = -l:liburing.a
+LIBS_devices = -l:liburing.a
+LIBS_guest = -l:libjansson.a
+
+define unit_rules
+$(B)/unit/$(1)/test_%: $(B)/obj/tests/unit/$(1)/test_%.o $(LAYERS_$(1))
+	$$(call say,LINK,$$@)
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(LDFLAGS) -o $$@ $$^ $$(LIBS_$(1)) -lcriterion
+endef
+$(foreach d,core devices vmm api guest,$(eval $(call unit_rules,$(d))))
+
+unit-programs: $(UNIT)
+
+## unit          unit tests (VARIANT=asan: under AddressSanitizer and UBSan); T=name runs one
+unit: unit-programs
+	$(Q)tests/tools/unit.sh $(B) $(if $(T),$(filter %test_$(T),$(UNIT)),$(UNIT))
+
+unit-asan:
+	$(Q)$(MAKE) --no-print-directory VARIANT=asan unit
+
+# ---- guest ----------------------------------------------------------------------------------------
+
+## kernel        the guest kernel, into out/kernel (cached)
+kernel:
+	$(Q)kernel-config/build.sh $(OUT)
+
+## rootfs        the guest's root image, into out/rootfs (cached)
+rootfs:
+	$(Q)guest/rootfs/build.sh $(OUT)
+
+## template      bakes the code-interpreter template (cached)
+template: build kernel rootfs
+	$(Q)$(B)/thawbox template build code-interpreter
+
+# ---- users' targets -------------------------------------------------------------------------------
+
+## packages      installs what is missing of the Debian packages
+packages:
+	$(Q)tests/tools/packages.sh $(PACKAGES_RUN) $(if $(filter demo,$(MAKECMDGOALS)),,$(PACKAGES_CHECK))
+
+## demo          everything, then a pandas analysis of a CSV file in a thawed sandbox
+demo: packages
+	$(Q)$(MAKE) --no-print-directory build
+	$(Q)$(MAKE) --no-print-directory template
+	$(Q)examples/sales/demo.sh $(B)/thawbox $(BUILD)/demo
+
+## bench         short measurement: CSV, figures of docs/benchmarks.md, plot
+bench: template
+	$(Q)bench/bench.sh $(B)/bench/thaw $(BUILD)/bench
+
+# ---- checks ---------------------------------------------------------------------------------------
+
+## layers        fails when a folder includes one above it
+layers:
+	$(Q)tests/tools/layers.sh
+
+## headers       each header compiles alone
+headers:
+	$(Q)for h in $(filter %.h,$(C_FILES)); do \
+		echo "#include \"$$h\"" | $(CC) $(filter-out -MMD -MP,$(CFLAGS)) -fsyntax-only -x c - || \
+		{ echo "headers: $$h does not compile alone"; exit 1; }; done
+	@echo "headers: $(words $(filter %.h,$(C_FILES))) compile alone"
+
+## mirror        each source file has a test of its name
+mirror:
+	$(Q)tests/tools/mirror.sh
+
+## format        clang-format over all C files; format-check only looks
+format:
+	$(Q)clang-format-14 -i $(FORMATTED)
+format-check:
+	$(Q)clang-format-14 --dry-run -Werror $(FORMATTED)
+	@echo "format: $(words $(FORMATTED)) files"
+
+## lint          clang-tidy over all C files, warnings are errors (analyze: gcc -fanalyzer)
+lint: $(patsubst %.c,$(BUILD)/lint/%.ok,$(filter %.c,$(C_FILES)))
+	@echo "lint: $(words $^) files"
+$(BUILD)/lint/%.ok: %.c .clang-tidy $(wildcard */*.h guest/init/*.h)
+	$(call say,TIDY,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)clang-tidy-14 --quiet --warnings-as-errors='*' $< -- \
+		$(filter-out -MMD -MP -Werror -fstack-clash-protection,$(CFLAGS)) 2>/dev/null
+	$(Q)touch $@
+analyze:
+	$(Q)for f in $(filter %.c,$(C_FILES)); do \
+		gcc $(filter-out -MMD -MP,$(CFLAGS)) -fanalyzer -c -o /dev/null $$f || exit 1; done
+
+## fuzz          runs each fuzz target for FUZZ_SECONDS (default 60); F=name runs one
+FUZZ_SECONDS ?= 60
+fuzz:
+	$(Q)$(MAKE) --no-print-directory VARIANT=fuzz fuzz-programs
+	$(Q)tests/tools/fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS) $(or $(F),$(FUZZ))
+fuzz-programs: $(FUZZ:%=$(BUILD)/fuzz/fuzz_%)
+$(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/obj/tests/fuzz/fuzz_%.o $(BUILD)/fuzz/liball.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS_vmm) $(LIBS_api)
+$(BUILD)/fuzz/liball.a: $(VMM) $(DEVICES) $(API) $(CORE)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+## size          fails when the monitor's text and data exceed 400 KiB
+size: $(B)/thawbox-vmm
+	$(Q)size $< | awk 'NR == 2 { n = $$1 + $$2; print "size: thawbox-vmm text+data", n, "bytes"; \
+		exit n >= 400 * 1024 }'
+
+## e2e           end-to-end tests through the programs (needs /dev/kvm and the template); K=expression
+e2e: build
+	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/e2e $(if $(K),-k '$(K)')
+test-guest:
+	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
+
+## check         all of it; needs /dev/kvm
+check: packages
+	$(Q)tests/tools/check.sh
+## check-fast    what needs no VM: both compilers, unit tests, sanitizers, style
+check-fast:
+	$(Q)tests/tools/check.sh fast
+
+# ---- installation ---------------------------------------------------------------------------------
+
+DEST = $(DESTDIR)$(PREFIX)
+## install       DESTDIR and PREFIX (/usr/local) are honoured; uninstall removes it
+install: build
+	install -D -m 755 $(B)/thawbox $(DEST)/bin/thawbox
+	install -D -m 755 $(B)/thawbox-vmm $(DEST)/libexec/thawbox/thawbox-vmm
+	for d in guest/init guest/python guest/rootfs guest/templates/code-interpreter; do \
+		for f in $$(git ls-files $$d); do \
+			install -D -m $$([ -x $$f ] && echo 755 || echo 644) $$f $(DEST)/share/thawbox/$$f; \
+		done; done
+	for k in kernel rootfs; do [ ! -d $(OUT)/$$k/current/ ] || { \
+		mkdir -p $(DEST)/share/thawbox/$$k && \
+		cp -rL --sparse=always $(OUT)/$$k/current/. $(DEST)/share/thawbox/$$k/; }; done
+	for m in $(wildcard docs/*.1); do install -D -m 644 $$m $(DEST)/share/man/man1/$${m##*/}; done
+
+uninstall:
+	rm -f $(DEST)/bin/thawbox $(DEST)/share/man/man1/thawbox*.1
+	rm -rf $(DEST)/libexec/thawbox $(DEST)/share/thawbox
+
+## clean         removes build/ (out/, with kernel and root image, stays: make clean-all)
+clean:
+	rm -rf $(BUILD) bench/thaw
+clean-all: clean
+	rm -rf $(OUT)
