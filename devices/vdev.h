@@ -91,14 +91,24 @@ struct vdev {
 /* Prepares the common part; called by the device's own open. */
 void vdev_init(struct vdev *dev, const struct vdev_ops *ops, const struct vdev_host *host,
                unsigned instance);
+/* Takes back what it has asked of the loop; called by the device's own close. Loop's thread or after it. */
+void vdev_close(struct vdev *dev);
+/* All features offered: the device's own and those that vdev.c and virtq.c serve. */
+uint64_t vdev_features(const struct vdev *dev);
 
 /* The guest's fault: DEVICE_NEEDS_RESET, a configuration interrupt, a limited log line. Lock held. */
 void vdev_break(struct vdev *dev, const char *why);
 bool vdev_is_live(const struct vdev *dev); /* DRIVER_OK and not broken. Lock held. */
+/* Live, and neither paused nor about to be reset: chains may be popped. Lock held. */
+bool vdev_may_pop(const struct vdev *dev);
 /* Interrupts the driver for queue q if it wants that (ISR bit 0). Lock held. */
 void vdev_signal_queue(struct vdev *dev, unsigned q);
 /* The configuration space has changed (ISR bit 1). Lock held. */
 void vdev_signal_config(struct vdev *dev);
+
+/* The register file's side: the driver has kicked queue q; has written 0 to the status. Lock held. */
+void vdev_kick(struct vdev *dev, unsigned q);
+void vdev_reset(struct vdev *dev);
 
 /* Whole-device steps of a snapshot; take the lock themselves. Loop's thread. */
 bool vdev_quiesce(struct vdev *dev);
