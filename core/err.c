@@ -22,17 +22,21 @@ int err_set(struct err *e, int code, const char *fmt, ...)
 int err_wrap(struct err *e, const char *fmt, ...)
 {
 	char cause[sizeof(e->msg)];
+	size_t at;
 	va_list ap;
-	int n;
 
 	if (!e)
 		return -1;
 	memcpy(cause, e->msg, sizeof(cause));
 	va_start(ap, fmt);
-	n = vsnprintf(e->msg, sizeof(e->msg), fmt, ap);
+	(void)vsnprintf(e->msg, sizeof(e->msg), fmt, ap);
 	va_end(ap);
-	if (n >= 0 && (size_t)n < sizeof(e->msg))
-		(void)snprintf(e->msg + n, sizeof(e->msg) - (size_t)n, ": %s", cause);
+	at = strlen(e->msg);
+	for (const char *p = ": "; *p && at < sizeof(e->msg) - 1; p++)
+		e->msg[at++] = *p;
+	for (const char *p = cause; *p && at < sizeof(e->msg) - 1; p++)
+		e->msg[at++] = *p;
+	e->msg[at] = '\0';
 	return e->code;
 }
 

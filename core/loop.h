@@ -2,7 +2,9 @@
 /*
  * The event loop: one thread, one io_uring. An operation is a `struct loop_op` inside its owner; it
  * is busy from the call until done() has been entered, also after loop_cancel(), and its buffers
- * must live as long. Everything here is called by the loop's thread, except loop_post().
+ * must live as long. Everything here is called by the thread that called loop_open() (the kernel
+ * refuses a second one), except loop_post(). Operations are handed to the kernel in batches, when
+ * the loop next waits. Needs Linux 5.19; from 6.1 on completions come without interrupting the thread.
  */
 #ifndef CORE_LOOP_H
 #define CORE_LOOP_H
@@ -20,6 +22,8 @@ struct loop_op {
 	/* `res`: what the system call would return, or -errno (-ECANCELED after loop_cancel). */
 	void (*done)(struct loop_op *op, int res);
 	bool busy;
+	int res;                     /* while kept */
+	struct loop_op *next;        /* while kept */
 	struct __kernel_timespec ts; /* loop_timer's */
 };
 
@@ -34,20 +38,32 @@ struct loop {
 	struct io_uring ring;
 	bool open;
 	bool stop;
-	unsigned nr_busy; /* ops in flight, without the loop's own wake-up */
-	int wake_fd;      /* eventfd, owned */
+	unsigned nr_busy; /* completions that the kernel owes, the loop's own wake-up among them */
+	struct loop_op *kept; /* completed, done() not yet called; oldest first */
+	struct loop_op **kept_tail;
+	int wake_fd; /* eventfd, owned */
+	uint64_t wake_count;
 	struct loop_op wake_op;
 	pthread_mutex_t post_lock;
 	struct loop_event *posted; /* under post_lock, first posted first */
 	struct loop_event **posted_tail;
+	unsigned nr_posted; /* under post_lock */
 };
 
 /* Opens a ring of `depth` entries (a full ring is submitted and waited for, never an error). */
 NODISCARD int loop_open(struct loop *loop, unsigned depth, struct err *err);
-/* Cancels what is in flight and frees the ring. No done() is called any more. Idempotent; safe when zeroed. */
+/*
+ * Cancels what is in flight, waits until the kernel has let go of every buffer, and frees the ring.
+ * No done() is called any more. Not from inside a done(). Idempotent; safe when zeroed.
+ */
 void loop_close(struct loop *loop);
 
-/* Each starts one operation; done() follows from loop_run(). `op` must not be busy. `fd`, `iov` are borrowed. */
+/*
+ * Each starts one operation; done() follows from loop_run(). `op` must not be busy. `fd`, `iov` are
+ * borrowed. `off` is in bytes; LOOP_STREAM for what cannot seek (a descriptor in O_NONBLOCK mode
+ * then answers -EAGAIN: poll first).
+ */
+#define LOOP_STREAM UINT64_MAX
 void loop_readv(struct loop *loop, struct loop_op *op, int fd, const struct iovec *iov, unsigned nr,
                 uint64_t off);
 void loop_writev(struct loop *loop, struct loop_op *op, int fd, const struct iovec *iov,
@@ -61,6 +77,12 @@ void loop_poll(struct loop *loop, struct loop_op *op, int fd, short events);
 void loop_timer(struct loop *loop, struct loop_op *op, uint64_t ns);
 /* done(-ECANCELED), or its ordinary result, still comes. Nothing to do when not busy. */
 void loop_cancel(struct loop *loop, struct loop_op *op);
+/*
+ * Cancels `op` and waits until the kernel has let go of it; done() is not called. Nothing else runs
+ * meanwhile, so a device may call it with its lock held (a reset). Returns its result, or
+ * -ECANCELED when it was not busy.
+ */
+int loop_reap(struct loop *loop, struct loop_op *op);
 
 /* Asks for event->fire() on the loop's thread. Any thread; never blocks for long; never fails. */
 void loop_post(struct loop *loop, struct loop_event *event);
@@ -69,8 +91,12 @@ void loop_unpost(struct loop *loop, struct loop_event *event);
 
 /* Serves until loop_stop(). Returns 0, or -errno when the ring itself fails. */
 NODISCARD int loop_run(struct loop *loop);
+/* Ends the loop_run() that is running, or else the next one. Loop's thread. */
 void loop_stop(struct loop *loop);
-/* Serves until done(ctx) is true (asked after each batch of completions). Nested inside a done() it is allowed. */
+/*
+ * Serves until done(ctx) is true (asked first, and after each batch of completions). Nested inside
+ * a done() or fire() it is allowed; no lock may be held.
+ */
 NODISCARD int loop_run_until(struct loop *loop, bool (*done)(void *ctx), void *ctx);
 
 #endif
