@@ -35,7 +35,7 @@ const struct state_desc *doorbell_state_desc(void);
 struct doorbell {
 	struct doorbell_state s; /* vCPU thread; others while it is paused */
 	const struct gmem *mem;
-	/* The interpreter stands at the freeze point (bake). vCPU thread. */
+	/* The interpreter stands at the freeze point; phase is PARKED. Again at each later read. vCPU thread. */
 	void (*parked)(void *ctx);
 	/* Bytes of the first stream, valid during the call; `done` with the last. vCPU thread; may wait. */
 	void (*output)(void *ctx, const struct iovec *iov, unsigned nr, bool done);
@@ -44,13 +44,19 @@ struct doorbell {
 	void *ctx;
 };
 
-/* One guest access; 32 bits, else 0 and nothing. vCPU thread. */
+/*
+ * One guest access of 32 bits (the caller answers others with 0 and nothing). What the phase does not
+ * allow does nothing: pages and port before the freeze, OUT and DONE in FIRST, POWER always. vCPU thread.
+ */
 uint32_t doorbell_read(struct doorbell *bell, uint32_t off);
 void doorbell_write(struct doorbell *bell, uint32_t off, uint32_t value);
 
 /* Bytes that a request area holds. 0 when the guest has registered no mailbox. */
 size_t doorbell_request_room(const struct doorbell *bell);
-/* Copies `n` bytes to the request area at `off`. -EMSGSIZE when they do not fit. Paused vCPU. */
+/*
+ * Copies `n` bytes to the request area at `off`. -EMSGSIZE when they do not fit, -EFAULT when a
+ * restored page is not in this machine's memory. Paused vCPU.
+ */
 NODISCARD int doorbell_put(struct doorbell *bell, size_t off, const void *bytes, size_t n);
 
 #endif

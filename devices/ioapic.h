@@ -21,6 +21,7 @@
 STATE_STRUCT(ioapic_state, IOAPIC_STATE);
 const struct state_desc *ioapic_state_desc(void);
 
+/* Saved and loaded as `s` with state_put/state_get while the machine is paused. */
 struct ioapic {
 	pthread_mutex_t lock;
 	struct ioapic_state s; /* lock */
