@@ -61,7 +61,7 @@ API = $(call library,api)
 INIT = $(call library,guest/init)
 
 PROGRAMS = $(if $(wildcard vmm/main.c),$(B)/thawbox-vmm) $(if $(wildcard api/main.c),$(B)/thawbox) \
-	$(if $(wildcard bench/thaw.c),$(B)/bench/thaw) $(if $(wildcard guest/init/*.c),$(B)/init)
+	$(if $(wildcard bench/thaw.c),$(B)/thaw) $(if $(wildcard guest/init/*.c),$(B)/init)
 UNIT = $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/*/test_*.c))
 FUZZ = $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 C_DIRS = core devices vmm api guest/init bench
@@ -82,7 +82,7 @@ help:
 
 ## build         thawbox, thawbox-vmm, the guest's init, bench/thaw
 build: programs
-	$(if $(wildcard bench/thaw.c),$(Q)mkdir -p bench && ln -sf ../$(B)/bench/thaw bench/thaw)
+	$(if $(wildcard bench/thaw.c),$(Q)ln -sf $(abspath $(B)/thaw) bench/thaw)
 
 programs: $(PROGRAMS) $(CORE) $(DEVICES) $(VMM) $(API) $(INIT)
 
@@ -97,9 +97,8 @@ $(B)/thawbox: $(call objects,api/main.c) $(API) $(B)/libcore.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_api)
 
-$(B)/bench/thaw: $(call objects,$(wildcard bench/*.c)) $(API) $(B)/libcore.a
+$(B)/thaw: $(call objects,$(wildcard bench/*.c)) $(API) $(B)/libcore.a
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_api)
 
 # Static: it is the only program of the guest's root image that must not depend on anything in there.
@@ -177,7 +176,7 @@ demo: packages
 
 ## bench         short measurement: CSV, figures of docs/benchmarks.md, plot
 bench: template
-	$(Q)bench/bench.sh $(B)/bench/thaw $(BUILD)/bench
+	$(Q)bench/bench.sh $(B)/thaw $(BUILD)/bench
 
 # ---- checks ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speaks to thawbox-vmm and to the guest behind it (docs/protocol.md), for tests below the command line."""
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REQUEST, DATA, END, RESULT, STDOUT, STDERR, DISPLAY = 0x01, 0x02, 0x03, 0x10, 0x11, 0x12, 0x14
+MORE = 0x80
+
+
+class VmmError(Exception):
+    """An answer with "ok": false, or the end of the control socket."""
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack("<IB", len(payload), kind) + payload
+
+
+def request(**members) -> bytes:
+    return frame(REQUEST, json.dumps(members).encode())
+
+
+@dataclass
+class Cell:
+    """What came back for one request."""
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    displays: list[dict] = field(default_factory=list)
+    result: dict = field(default_factory=dict)
+
+    @property
+    def text(self) -> str | None:
+        """text/plain of the cell's value."""
+        values = [d["data"].get("text/plain") for d in self.displays if d["kind"] == "result"]
+        return values[-1] if values else None
+
+
+class Stream:
+    """One stream of frames; `timeout` in seconds bounds every wait."""
+
+    def __init__(self, sock: socket.socket, timeout: float = 60):
+        self.sock = sock
+        sock.settimeout(timeout)
+
+    def _exactly(self, n: int) -> bytes:
+        got = bytearray()
+        while len(got) < n:
+            chunk = self.sock.recv(n - len(got))
+            if not chunk:
+                raise EOFError(f"stream ended, {n - len(got)} bytes missing")
+            got += chunk
+        return bytes(got)
+
+    def read(self) -> tuple[int, bytes]:
+        """The next whole payload."""
+        whole = b""
+        while True:
+            length, kind = struct.unpack("<IB", self._exactly(5))
+            assert length <= 1 << 20, "frame too long"
+            whole += self._exactly(length)
+            if not kind & MORE:
+                return kind, whole
+            if kind & ~MORE in (STDOUT, STDERR, DATA):
+                return kind & ~MORE, whole
+
+    def answer(self) -> Cell:
+        cell = Cell()
+        while True:
+            kind, payload = self.read()
+            if kind == STDOUT:
+                cell.stdout += payload
+            elif kind == STDERR:
+                cell.stderr += payload
+            elif kind == DISPLAY:
+                cell.displays.append(json.loads(payload))
+            elif kind == RESULT:
+                cell.result = json.loads(payload)
+                return cell
+
+    def ask(self, **members) -> Cell:
+        self.sock.sendall(request(**members))
+        return self.answer()
+
+    def run(self, code: str, **members) -> Cell:
+        return self.ask(op="run", code=code, **members)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Vmm:
+    """One thawbox-vmm process. Use as a context manager: it is gone at the end."""
+
+    def __init__(self, program: Path, *args: str, env: dict[str, str] | None = None):
+        self.sock, child = socket.socketpair()
+        self.events: list[dict] = []
+        self._buffer = b""
+        self.started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        with child:
+            self.process = subprocess.Popen([program, "--control-fd", str(child.fileno()), *args],
+                                            pass_fds=[child.fileno()], stderr=subprocess.PIPE, env=env)
+
+    def __enter__(self) -> Vmm:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.sock.close()
+        try:
+            self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process.stderr.close()
+
+    def _line(self, timeout: float) -> dict:
+        end = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.sock], [], [], left)[0]:
+                raise TimeoutError("no line from thawbox-vmm")
+            chunk = self.sock.recv(65536)
+            if not chunk:
+                raise VmmError(f"control socket closed; exit {self.process.poll()}")
+            self._buffer += chunk
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return json.loads(line)
+
+    def call(self, command: str, *, fd: int | None = None, timeout: float = 60, **members) -> dict:
+        """Sends a command and returns its answer; events that come first are kept in `events`."""
+        line = json.dumps({"cmd": command, **members}).encode() + b"\n"
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        self.sock.sendmsg([line], rights)
+        while True:
+            answer = self._line(timeout)
+            if "event" in answer:
+                self.events.append(answer)
+            elif not answer["ok"]:
+                raise VmmError(f"{answer['error']} | {answer.get('remedy', '')}")
+            else:
+                return answer
+
+    def event(self, name: str, timeout: float = 60) -> dict:
+        while True:
+            for e in self.events:
+                if e["event"] == name:
+                    self.events.remove(e)
+                    return e
+            self.events.append(self._line(timeout))
+
+    def connect(self, port: int) -> Stream:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.call("connect", port=port, fd=theirs.fileno())
+        return Stream(ours)
+
+    def thaw(self, directory: Path, first: str | None = "1+1", **members) -> Stream | None:
+        """Thaws; with `first` its stream comes back, the request already on its way."""
+        members = {"id": "e2e", "hostname": "e2e", "env": {}, "overlay_dir": "/tmp", **members}
+        if first is None:
+            self.thawed = self.call("thaw", dir=str(directory), **members)
+            return None
+        ours, theirs = socket.socketpair()
+        ours.sendall(request(op="run", code=first))
+        with theirs:
+            self.thawed = self.call("thaw", dir=str(directory), fd=theirs.fileno(), **members)
+        return Stream(ours)
+
+    def private_kib(self) -> dict[str, int]:
+        """Private memory of the process by mapping name, in KiB."""
+        usage: dict[str, int] = {}
+        name = ""
+        for line in Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
+            parts = line.split(maxsplit=5)
+            if "-" in parts[0] and ":" not in parts[0]:
+                name = parts[5] if len(parts) > 5 else f"[anon {parts[0]}]"
+            elif parts[0] in ("Private_Dirty:", "Private_Clean:"):
+                usage[name] = usage.get(name, 0) + int(parts[1])
+        return usage
+
+
+def marked_processes(mark: str) -> list[tuple[int, str]]:
+    """Processes, zombies apart, whose environment holds the mark: (pid, command line)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark.encode() in (entry / "environ").read_bytes():
+                found.append((int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
