@@ -1,0 +1,642 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "api/sandbox.h"
+
+#include "api/paths.h"
+#include "core/own.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/pidfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#define CONTROL_FD     3
+#define LINE_MAX_BYTES (64u << 10)
+/* The mailbox's request area is 16 pages; what the wake needs beside id and environment is less than this. */
+#define MAILBOX_BYTES (16u * 4096u - 512u)
+#define WAIT_FDS_MAX  16
+
+enum pending { PENDING_CALL = 1, PENDING_THAW, PENDING_CONNECT };
+
+uint64_t clock_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+void stream_close(struct stream *s)
+{
+	if (s->fd >= 0)
+		close(s->fd);
+	frame_reader_free(&s->in);
+	bytes_free(&s->out);
+	*s = STREAM_NONE;
+}
+
+int stream_send(struct stream *s, enum frame_type type, const json_t *json)
+{
+	return frame_append_json(&s->out, type, json);
+}
+
+/* Gives the socket what it takes now. A closed peer is not an error here: its last words are still to be read. */
+static void stream_flush(struct stream *s)
+{
+	while (s->out.pos < s->out.len) {
+		ssize_t n = send(s->fd, s->out.p + s->out.pos, s->out.len - s->out.pos,
+		                 MSG_NOSIGNAL | MSG_DONTWAIT);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno != EAGAIN)
+			s->out.pos = s->out.len;
+		if (n < 0)
+			return;
+		s->out.pos += (size_t)n;
+	}
+}
+
+static int pair_open(int *ours, int *theirs, struct err *err)
+{
+	int sv[2];
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv))
+		return err_set(err, -errno, "socket pair: %s", strerror(errno));
+	*ours = sv[0];
+	*theirs = sv[1];
+	return 0;
+}
+
+/* --- control lines ------------------------------------------------------------------------- */
+
+static void lose(struct sandbox *sb, const char *reason, const char *detail)
+{
+	if (sb->lost.code)
+		return;
+	(void)err_set(&sb->lost, -ECONNABORTED, "the sandbox was lost: %s%s%s", reason,
+	              *detail ? ": " : "", detail);
+}
+
+static const char *member(const json_t *json, const char *name)
+{
+	const char *text = json_string_value(json_object_get(json, name));
+
+	return text ? text : "";
+}
+
+static int refused(const json_t *answer, struct err *err)
+{
+	if (json_is_true(json_object_get(answer, "ok")))
+		return 0;
+	(void)err_set(err, -EREMOTEIO, "%s",
+	              *member(answer, "error") ? member(answer, "error")
+	                                       : "the monitor refused without a reason");
+	if (*member(answer, "remedy"))
+		(void)err_remedy(err, "%s", member(answer, "remedy"));
+	return -EREMOTEIO;
+}
+
+static unsigned port_of(const json_t *answer, const char *name, unsigned otherwise)
+{
+	json_int_t port = json_integer_value(json_object_get(answer, name));
+
+	return port > 0 && port <= UINT32_MAX ? (unsigned)port : otherwise;
+}
+
+static void on_event(struct sandbox *sb, const json_t *line, const char *event)
+{
+	if (!strcmp(event, "parked"))
+		sb->parked = true;
+	else if (!strcmp(event, "first-done"))
+		sb->first_done = true;
+	else if (!strcmp(event, "exit"))
+		lose(sb, member(line, "reason"), member(line, "detail"));
+}
+
+static void on_answer(struct sandbox *sb, json_t *line)
+{
+	uint8_t kind = sb->pending[0];
+
+	if (!sb->nr_pending)
+		return;
+	memmove(sb->pending, sb->pending + 1, --sb->nr_pending);
+	if (kind == PENDING_CALL) {
+		json_decref(sb->answer);
+		sb->answer = json_incref(line);
+	} else if (kind == PENDING_THAW) {
+		if (refused(line, &sb->fail))
+			return;
+		sb->thawed = json_incref(line);
+		sb->port = port_of(line, "port", sb->port);
+		sb->agent_port = port_of(line, "agent_port", sb->agent_port);
+	}
+	/* A refused connect shows as a closed stream to whoever opened it. */
+}
+
+/* Parses what has arrived: whole lines only. */
+static void take_lines(struct sandbox *sb)
+{
+	struct bytes *b = &sb->lines;
+	uint8_t *end;
+
+	while (b->pos < b->len && (end = memchr(b->p + b->pos, '\n', b->len - b->pos))) {
+		size_t n = (size_t)(end - (b->p + b->pos));
+		json_t *line = json_loadb((const char *)b->p + b->pos, n, 0, NULL);
+		const char *event = member(line, "event");
+
+		b->pos += n + 1;
+		if (!line)
+			lose(sb, "the monitor sent a line that is not JSON", "");
+		else if (*event)
+			on_event(sb, line, event);
+		else
+			on_answer(sb, line);
+		json_decref(line);
+	}
+	if (b->len - b->pos > LINE_MAX_BYTES)
+		lose(sb, "the monitor sent a line without an end", "");
+}
+
+static void read_control(struct sandbox *sb)
+{
+	for (;;) {
+		ssize_t n;
+
+		if (bytes_reserve(&sb->lines, 4096))
+			return;
+		n = recv(sb->control_fd, sb->lines.p + sb->lines.len, sb->lines.cap - sb->lines.len,
+		         MSG_DONTWAIT);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return;
+		if (n <= 0) { /* the end of this socket is the end of the monitor */
+			(void)sandbox_why_lost(sb, NULL);
+			return;
+		}
+		sb->lines.len += (size_t)n;
+		take_lines(sb);
+	}
+}
+
+static int send_line(struct sandbox *sb, const json_t *line, int fd, enum pending kind,
+                     struct err *err)
+{
+	own_free char *text = json_dumps(line, JSON_COMPACT);
+	size_t len = text ? strlen(text) : 0, sent = 0;
+
+	if (!text)
+		return err_set(err, -ENOMEM, "no memory for a control line");
+	if (len + 1 > LINE_MAX_BYTES)
+		return err_set(err, -EMSGSIZE,
+		               "a control line of %zu bytes is over the limit of %u", len,
+		               LINE_MAX_BYTES);
+	if (sb->nr_pending == SANDBOX_PENDING_MAX)
+		return err_set(err, -EBUSY, "too many commands without an answer");
+	text[len++] = '\n';
+	while (sent < len) {
+		union {
+			char buf[CMSG_SPACE(sizeof(int))];
+			struct cmsghdr align;
+		} ctl = { 0 };
+		struct iovec iov = { text + sent, len - sent };
+		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+		ssize_t n;
+
+		if (fd >= 0 && !sent) {
+			msg.msg_control = ctl.buf;
+			msg.msg_controllen = sizeof(ctl.buf);
+			CMSG_FIRSTHDR(&msg)->cmsg_level = SOL_SOCKET;
+			CMSG_FIRSTHDR(&msg)->cmsg_type = SCM_RIGHTS;
+			CMSG_FIRSTHDR(&msg)->cmsg_len = CMSG_LEN(sizeof(int));
+			memcpy(CMSG_DATA(CMSG_FIRSTHDR(&msg)), &fd, sizeof(int));
+		}
+		n = sendmsg(sb->control_fd, &msg, MSG_NOSIGNAL);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return sandbox_why_lost(sb, err);
+		sent += (size_t)n;
+	}
+	sb->pending[sb->nr_pending++] = (uint8_t)kind;
+	return 0;
+}
+
+/* --- the monitor's process ------------------------------------------------------------------- */
+
+/* The last line of the monitor's log, without its newline. */
+static void last_log_line(int fd, char *line, size_t size)
+{
+	off_t end = fd >= 0 ? lseek(fd, 0, SEEK_CUR) : 0;
+	off_t from = end > (off_t)size - 1 ? end - (off_t)size + 1 : 0;
+	ssize_t n = end ? pread(fd, line, size - 1, from) : 0;
+	char *start;
+
+	line[n > 0 ? n : 0] = '\0';
+	while (n > 0 && line[n - 1] == '\n')
+		line[--n] = '\0';
+	start = strrchr(line, '\n');
+	if (start)
+		memmove(line, start + 1, strlen(start));
+}
+
+int sandbox_why_lost(struct sandbox *sb, struct err *err)
+{
+	struct pollfd pfd = { .fd = sb->pid_fd, .events = POLLIN };
+	siginfo_t info = { 0 };
+	char line[200], words[64];
+
+	/* The socket closes a moment before the process can be waited for. */
+	if (!sb->lost.code && sb->pid && poll(&pfd, 1, 2000) == 1 &&
+	    !waitid(P_PIDFD, (id_t)sb->pid_fd, &info, WEXITED | WNOWAIT)) {
+		last_log_line(sb->log_fd, line, sizeof(line));
+		if (info.si_code == CLD_EXITED)
+			(void)snprintf(words, sizeof(words), "its monitor exited with code %d",
+			               info.si_status);
+		else
+			(void)snprintf(words, sizeof(words),
+			               "its monitor was killed by signal %d (SIG%s)",
+			               info.si_status, sigabbrev_np(info.si_status));
+		lose(sb, words, info.si_code == CLD_EXITED ? line : "");
+	}
+	lose(sb, "its monitor closed the control socket", "");
+	if (err)
+		*err = sb->lost;
+	return sb->lost.code;
+}
+
+/* A descriptor above those that the child's set-up writes over. */
+static int fd_high(int fd)
+{
+	int high;
+
+	if (fd < 0 || fd > CONTROL_FD)
+		return fd;
+	high = fcntl(fd, F_DUPFD_CLOEXEC, CONTROL_FD + 1);
+	close(fd);
+	return high;
+}
+
+static int spawn(struct sandbox *sb, const char *path, int control, struct err *err)
+{
+	char arg0[] = "thawbox-vmm", arg1[] = "--control-fd", arg2[] = "3";
+	char *argv[] = { arg0, arg1, arg2, NULL };
+	posix_spawn_file_actions_t fa;
+	posix_spawnattr_t attr;
+	sigset_t none, all;
+	int rc;
+
+	posix_spawn_file_actions_init(&fa);
+	posix_spawnattr_init(&attr);
+	sigemptyset(&none);
+	sigfillset(&all);
+	posix_spawnattr_setsigmask(&attr, &none);
+	posix_spawnattr_setsigdefault(&attr, &all);
+	/* Its own session: a Ctrl-C at our terminal is ours to handle, not the monitor's. */
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK |
+	                                        POSIX_SPAWN_SETSIGDEF);
+	rc = posix_spawn_file_actions_addopen(&fa, 0, "/dev/null", O_RDWR, 0);
+	rc = rc ? rc : posix_spawn_file_actions_adddup2(&fa, 0, 1);
+	if (!rc && sb->log_fd >= 0)
+		rc = posix_spawn_file_actions_adddup2(&fa, sb->log_fd, 2);
+	rc = rc ? rc : posix_spawn_file_actions_adddup2(&fa, control, CONTROL_FD);
+	rc = rc ? rc : posix_spawn_file_actions_addclosefrom_np(&fa, CONTROL_FD + 1);
+	rc = rc ? rc : posix_spawn(&sb->pid, path, &fa, &attr, argv, environ);
+	posix_spawn_file_actions_destroy(&fa);
+	posix_spawnattr_destroy(&attr);
+	if (rc) {
+		sb->pid = 0;
+		(void)err_set(err, -rc, "start %s: %s", path, strerror(rc));
+		return err_remedy(err, "build it (make build), or set THAWBOX_VMM to its path");
+	}
+	return 0;
+}
+
+static void reset(struct sandbox *sb, const struct sandbox_spec *spec)
+{
+	*sb = (struct sandbox){ .pid_fd = -1,
+		                .control_fd = -1,
+		                .log_fd = -1,
+		                .intr_fd = spec->intr_fd,
+		                .port = 2000,
+		                .agent_port = 1024,
+		                .kernel = STREAM_NONE };
+}
+
+/* The socket first, so that commands can be written before the process exists. */
+static int prepare(struct sandbox *sb, const struct sandbox_spec *spec, int *theirs,
+                   struct err *err)
+{
+	reset(sb, spec);
+	if (!spec->verbose)
+		sb->log_fd = fd_high(memfd_create("thawbox-vmm.log", MFD_CLOEXEC));
+	return pair_open(&sb->control_fd, theirs, err);
+}
+
+static int launch(struct sandbox *sb, const struct sandbox_spec *spec, int control, struct err *err)
+{
+	char path[PATHS_MAX];
+	int rc = 0;
+
+	if (spec->vmm)
+		(void)snprintf(path, sizeof(path), "%s", spec->vmm);
+	else
+		rc = paths_vmm(path, err);
+	sb->start_ns = clock_ns();
+	rc = rc ? rc : spawn(sb, path, control, err);
+	if (rc)
+		return rc;
+	sb->pid_fd = pidfd_open(sb->pid, 0);
+	if (sb->pid_fd < 0)
+		return err_set(err, -errno, "pidfd of thawbox-vmm: %s", strerror(errno));
+	return 0;
+}
+
+int sandbox_start(struct sandbox *sb, const struct sandbox_spec *spec, struct err *err)
+{
+	own_fd int control = -1;
+	int rc = prepare(sb, spec, &control, err);
+
+	control = fd_high(control);
+	rc = rc ? rc : launch(sb, spec, control, err);
+	if (rc)
+		sandbox_close(sb);
+	return rc;
+}
+
+static json_t *thaw_line(const struct thaw_spec *thaw)
+{
+	json_t *line = json_pack("{s:s, s:s}", "cmd", "thaw", "dir", thaw->dir);
+	char id[24] = "thawbox";
+	uint64_t bits = 0;
+
+	if (!thaw->id && getrandom(&bits, sizeof(bits), 0) == sizeof(bits))
+		(void)snprintf(id, sizeof(id), "tb-%012" PRIx64, bits >> 16);
+	json_object_set_new(line, "id", json_string(thaw->id ? thaw->id : id));
+	json_object_set_new(line, "hostname", json_string(thaw->id ? thaw->id : id));
+	if (thaw->env)
+		json_object_set_new(line, "env", json_deep_copy(thaw->env));
+	if (thaw->vsock)
+		json_object_set_new(line, "vsock", json_string(thaw->vsock));
+	if (thaw->overlay_dir)
+		json_object_set_new(line, "overlay_dir", json_string(thaw->overlay_dir));
+	if (thaw->no_reseed)
+		json_object_set_new(line, "reseed", json_false());
+	if (thaw->age_s > 0)
+		json_object_set_new(line, "age_s", json_real(thaw->age_s));
+	return line;
+}
+
+/* Writes the thaw line, and the first request into a stream of its own where it fits the mailbox. */
+static int queue_thaw(struct sandbox *sb, const json_t *line, const json_t *env,
+                      const json_t *request, struct err *err)
+{
+	own_free char *wake = env ? json_dumps(env, JSON_COMPACT) : NULL;
+	own_fd int theirs = -1;
+	int rc;
+
+	if (request) {
+		rc = stream_send(&sb->kernel, FRAME_REQUEST, request);
+		if (rc)
+			return err_set(err, rc, "the request is too long");
+	}
+	if (!request || sb->kernel.out.len + (wake ? strlen(wake) : 0) > MAILBOX_BYTES) {
+		bytes_free(&sb->kernel.out);
+		return send_line(sb, line, -1, PENDING_THAW, err);
+	}
+	rc = pair_open(&sb->kernel.fd, &theirs, err);
+	if (rc)
+		return rc;
+	stream_flush(&sb->kernel);
+	sb->first_pending = true;
+	return send_line(sb, line, theirs, PENDING_THAW, err);
+}
+
+int sandbox_thaw(struct sandbox *sb, const struct sandbox_spec *spec, const struct thaw_spec *thaw,
+                 const json_t *request, struct err *err)
+{
+	json_t *line = thaw_line(thaw);
+	own_fd int control = -1;
+	int rc = line ? prepare(sb, spec, &control, err)
+	              : err_set(err, -EINVAL, "%s: not UTF-8", thaw->dir);
+
+	if (!line)
+		reset(sb, spec);
+	control = fd_high(control);
+	rc = rc ? rc : queue_thaw(sb, line, thaw->env, request, err);
+	json_decref(line);
+	rc = rc ? rc : launch(sb, spec, control, err);
+	if (!rc && request && !sb->first_pending) {
+		rc = sandbox_open_kernel(sb, err);
+		if (!rc && stream_send(&sb->kernel, FRAME_REQUEST, request))
+			rc = err_set(err, -ENOMEM, "no memory for the request");
+		sb->first_pending = !rc;
+	}
+	if (rc)
+		sandbox_close(sb);
+	return rc;
+}
+
+void sandbox_kill(struct sandbox *sb, const char *why)
+{
+	lose(sb, why, "");
+	if (sb->pid)
+		(void)pidfd_send_signal(sb->pid_fd, SIGKILL, NULL, 0);
+}
+
+void sandbox_close(struct sandbox *sb)
+{
+	siginfo_t info;
+
+	if (sb->pid && sb->pid_fd >= 0) {
+		(void)pidfd_send_signal(sb->pid_fd, SIGKILL, NULL, 0);
+		(void)waitid(P_PIDFD, (id_t)sb->pid_fd, &info, WEXITED);
+	} else if (sb->pid) {
+		(void)kill(sb->pid, SIGKILL);
+		(void)waitid(P_PID, (id_t)sb->pid, &info, WEXITED);
+	}
+	own_close_fd(&sb->pid_fd);
+	own_close_fd(&sb->control_fd);
+	own_close_fd(&sb->log_fd);
+	stream_close(&sb->kernel);
+	bytes_free(&sb->lines);
+	json_decref(sb->answer);
+	json_decref(sb->thawed);
+	reset(sb, &(struct sandbox_spec){ .intr_fd = -1 });
+}
+
+/* --- waiting --------------------------------------------------------------------------------- */
+
+static bool streams_readable(struct stream *const *streams, const struct pollfd *fds, unsigned nr)
+{
+	bool any = false;
+
+	for (unsigned i = 0; i < nr; i++) {
+		struct stream *s = streams[i];
+		ssize_t n;
+
+		if (s->fd < 0 || !fds[i].revents)
+			continue;
+		if (fds[i].revents & POLLOUT)
+			stream_flush(s);
+		if (!(fds[i].revents & (POLLIN | POLLHUP | POLLERR)))
+			continue;
+		n = frame_fill(&s->in, s->fd);
+		if (n == -EAGAIN)
+			continue;
+		s->eof = n <= 0;
+		any = true;
+	}
+	return any;
+}
+
+int sandbox_wait(struct sandbox *sb, struct stream *const *streams, unsigned nr,
+                 struct pollfd *extra, unsigned nr_extra, int timeout_ms, struct err *err)
+{
+	uint64_t until = clock_ns() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms) * 1000000u;
+
+	BUG_ON(nr + nr_extra + 3 > WAIT_FDS_MAX);
+	for (;;) {
+		struct pollfd fds[WAIT_FDS_MAX];
+		uint64_t now = clock_ns();
+		int left = timeout_ms < 0 ? -1
+		           : until > now  ? (int)((until - now + 999999) / 1000000)
+		                          : 0;
+		bool any;
+
+		for (unsigned i = 0; i < nr; i++) {
+			bool more = streams[i]->out.pos < streams[i]->out.len;
+
+			fds[i] =
+				(struct pollfd){ .fd = streams[i]->eof ? -1 : streams[i]->fd,
+				                 .events = (short)(POLLIN | (more ? POLLOUT : 0)) };
+		}
+		for (unsigned i = 0; i < nr_extra; i++)
+			fds[nr + i] = extra[i];
+		/* What a dead monitor left in its streams counts before its death does. */
+		fds[nr + nr_extra] = (struct pollfd){ .fd = sb->lost.code ? -1 : sb->control_fd,
+			                              .events = POLLIN };
+		fds[nr + nr_extra + 1] = (struct pollfd){ .fd = sb->intr_fd, .events = POLLIN };
+		if (poll(fds, nr + nr_extra + 2, sb->lost.code || sb->fail.code ? 0 : left) < 0) {
+			if (errno == EINTR)
+				continue;
+			return err_set(err, -errno, "poll: %s", strerror(errno));
+		}
+		any = streams_readable(streams, fds, nr);
+		for (unsigned i = 0; i < nr_extra; i++) {
+			extra[i].revents = fds[nr + i].revents;
+			any = any || extra[i].revents;
+		}
+		if (fds[nr + nr_extra].revents)
+			read_control(sb);
+		if (any || fds[nr + nr_extra].revents)
+			return 1;
+		if (fds[nr + nr_extra + 1].revents)
+			return err_set(err, -EINTR, "interrupted");
+		if (sb->fail.code) {
+			*err = sb->fail;
+			return err->code;
+		}
+		if (sb->lost.code) {
+			*err = sb->lost;
+			return err->code;
+		}
+		if (!left)
+			return 0;
+	}
+}
+
+int sandbox_call(struct sandbox *sb, json_t *line, int fd, int timeout_ms, json_t **answer,
+                 struct err *err)
+{
+	int rc = send_line(sb, line, fd, PENDING_CALL, err);
+
+	json_decref(line);
+	json_decref(sb->answer);
+	sb->answer = NULL;
+	while (!rc && !sb->answer) {
+		rc = sandbox_wait(sb, NULL, 0, NULL, 0, timeout_ms, err);
+		if (!rc && !sb->answer)
+			return err_set(err, -ETIMEDOUT, "the monitor did not answer within %d ms",
+			               timeout_ms);
+		rc = rc < 0 ? rc : 0;
+	}
+	if (rc)
+		return rc;
+	rc = refused(sb->answer, err);
+	if (!rc && answer)
+		*answer = json_incref(sb->answer);
+	return rc;
+}
+
+int sandbox_wait_thawed(struct sandbox *sb, int timeout_ms, struct err *err)
+{
+	while (!sb->thawed) {
+		int rc = sandbox_wait(sb, NULL, 0, NULL, 0, timeout_ms, err);
+
+		if (rc < 0)
+			return rc;
+		if (!rc)
+			return err_set(err, -ETIMEDOUT, "the thaw took longer than %d ms",
+			               timeout_ms);
+	}
+	return 0;
+}
+
+int sandbox_wait_parked(struct sandbox *sb, struct pollfd *extra, int timeout_ms, struct err *err)
+{
+	if (sb->parked)
+		return 0;
+	for (;;) {
+		int rc = sandbox_wait(sb, NULL, 0, extra, extra ? 1 : 0, timeout_ms, err);
+
+		if (rc < 0)
+			return rc;
+		if (extra && extra->revents)
+			return 1;
+		if (sb->parked)
+			return 0;
+		if (!rc)
+			return err_set(err, -ETIMEDOUT,
+			               "no interpreter reached the freeze point in %d s",
+			               timeout_ms / 1000);
+	}
+}
+
+int sandbox_open(struct sandbox *sb, struct stream *s, unsigned port, struct err *err)
+{
+	json_t *line = json_pack("{s:s, s:i}", "cmd", "connect", "port", (int)port);
+	own_fd int theirs = -1;
+	int rc;
+
+	*s = STREAM_NONE;
+	rc = pair_open(&s->fd, &theirs, err);
+	rc = rc ? rc : send_line(sb, line, theirs, PENDING_CONNECT, err);
+	json_decref(line);
+	if (rc)
+		stream_close(s);
+	return rc;
+}
+
+int sandbox_open_kernel(struct sandbox *sb, struct err *err)
+{
+	if (sb->kernel.fd >= 0 && !sb->kernel.eof)
+		return 0;
+	stream_close(&sb->kernel);
+	if (!sb->thawed) { /* the thaw's answer names the port */
+		int rc = sandbox_wait_thawed(sb, -1, err);
+
+		if (rc)
+			return rc;
+	}
+	return sandbox_open(sb, &sb->kernel, sb->port, err);
+}
