@@ -34,24 +34,32 @@ const struct state_desc *serial_state_desc(void);
 
 struct serial_host {
 	struct loop *loop;
-	void (*irq)(void *ctx, unsigned pin);
+	void (*irq)(void *ctx, unsigned pin); /* raises an edge; called with the lock held */
 	void *irq_ctx;
 	unsigned pin;
 	int out_fd;   /* borrowed; -1: output is discarded */
-	int in_fd;    /* borrowed; -1: no input */
+	int in_fd;    /* borrowed; -1: no input. Read only when poll(2) says so */
 	bool hold_tx; /* a full sink makes the guest wait instead of losing bytes */
 };
 
 struct serial;
+/* Allocates; nothing runs before serial_start(). -ENOMEM. Any thread. */
 NODISCARD int serial_open(struct serial **serial, const struct serial_host *host, struct err *err);
-void serial_close(struct serial *serial); /* NULL is allowed */
+/*
+ * Writes what is buffered as far as the sink takes it at once, and frees. Loop's thread, vCPUs
+ * stopped; before loop_close(), or the bytes in flight are lost. NULL is allowed.
+ */
+void serial_close(struct serial *serial);
 
 /* One guest access; takes its own lock; never blocks. vCPU thread. */
 uint8_t serial_read(struct serial *serial, uint32_t off);
 void serial_write(struct serial *serial, uint32_t off, uint8_t value);
-/* Starts reading in_fd. Loop's thread. */
+/* Starts reading in_fd and raises what a restored state owes. Loop's thread. */
 void serial_start(struct serial *serial);
+/* Bytes of output that nobody took. Any thread. */
+uint64_t serial_dropped(struct serial *serial);
 
+/* The registers and received bytes. Bytes sent but not yet written belong to the machine that runs. */
 void serial_save(struct serial *serial, struct state_buf *buf);
 NODISCARD int serial_load(struct serial *serial, struct state_buf *buf, struct err *err);
 
