@@ -196,7 +196,7 @@ bool virtq_should_irq(struct virtq *q)
 	bool known = q->s.signalled_valid;
 	uint16_t event;
 
-	if (!q->s.ready || (known && old == now))
+	if (!q->s.ready || old == now)
 		return false;
 	full_barrier();
 	q->s.signalled = now;
@@ -214,16 +214,26 @@ void virtq_kicks_off(struct virtq *q)
 		gview_store16(&q->used, RING_FLAGS, USED_NO_NOTIFY);
 }
 
-bool virtq_kicks_on(struct virtq *q)
+uint16_t virtq_added(const struct virtq *q)
+{
+	return q->s.ready ? gview_load16(&q->avail, RING_IDX) : 0;
+}
+
+bool virtq_kicks_at(struct virtq *q, uint16_t position)
 {
 	if (!q->s.ready)
 		return false;
 	if (q->event_idx)
-		gview_store16(&q->used, avail_event_at(q->s.size), q->s.next_avail);
+		gview_store16(&q->used, avail_event_at(q->s.size), position);
 	else
 		gview_store16(&q->used, RING_FLAGS, 0);
 	full_barrier();
-	return gview_load16(&q->avail, RING_IDX) != q->s.next_avail;
+	return virtq_added(q) != position;
+}
+
+bool virtq_kicks_on(struct virtq *q)
+{
+	return virtq_kicks_at(q, q->s.next_avail);
 }
 
 static int part_iov(const struct gview *seg, unsigned nr, uint32_t off, uint32_t n,

@@ -66,6 +66,12 @@ bool virtq_should_irq(struct virtq *q);
 /* Asks the driver (not) to kick. virtq_kicks_on returns true when a chain came in between: look again. */
 void virtq_kicks_off(struct virtq *q);
 bool virtq_kicks_on(struct virtq *q);
+/*
+ * The driver's index: how many chains it has ever added, modulo 2^16 (0 while not ready). And a kick
+ * asked for when it adds the one at `position` (with EVENT_IDX; else any): true when it has already.
+ */
+uint16_t virtq_added(const struct virtq *q);
+bool virtq_kicks_at(struct virtq *q, uint16_t position);
 
 /* Bytes of the read part, of the write part; offsets count within that part. -EPROTO when outside. */
 NODISCARD int chain_read(const struct virtq_chain *chain, uint32_t off, void *dst, uint32_t n);

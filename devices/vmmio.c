@@ -178,7 +178,7 @@ static void write_status(struct vdev *dev, uint32_t value)
 	}
 	if ((fresh & VIRTIO_STATUS_FEATURES_OK) && !features_allowed(dev))
 		fresh &= ~VIRTIO_STATUS_FEATURES_OK;
-	if (!((old | fresh) & VIRTIO_STATUS_FEATURES_OK))
+	if (!((old | fresh) & VIRTIO_STATUS_FEATURES_OK) || (old & VIRTIO_STATUS_NEEDS_RESET))
 		fresh &= ~VIRTIO_STATUS_DRIVER_OK;
 	dev->s.status |= fresh;
 	if ((fresh & VIRTIO_STATUS_DRIVER_OK) && vdev_is_live(dev))
