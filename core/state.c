@@ -88,6 +88,14 @@ static uint8_t *grow(struct state_buf *buf, size_t n)
 	return p;
 }
 
+void state_put_bytes(struct state_buf *buf, const void *bytes, size_t n)
+{
+	uint8_t *p = grow(buf, n);
+
+	if (p)
+		memcpy(p, bytes, n);
+}
+
 static uint8_t *put_head(struct state_buf *buf, const char *tag, uint16_t instance,
                          uint16_t version, size_t body)
 {

@@ -89,6 +89,8 @@ struct state_buf {
 /* Frees what writing allocated. Safe on a zeroed object. Not for a buffer that borrows `p`. */
 void state_buf_free(struct state_buf *buf);
 
+/* Appends bytes as they are (a file's magic). */
+void state_put_bytes(struct state_buf *buf, const void *bytes, size_t n);
 /* Appends a section. -ENOMEM becomes sticky. */
 void state_put(struct state_buf *buf, const struct state_desc *desc, uint16_t instance,
                const void *state);

@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vmm/ctl.h"
+
+#include "core/log.h"
+#include "core/own.h"
+#include "vmm/clock.h"
+#include "vmm/vm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define LINE_MAX_LEN        (64u << 10)
+#define AGENT_PORT          1024
+#define DEFAULT_OVERLAY_DIR "/var/tmp"
+#define MIB                 (1ull << 20)
+#define NS_PER_SEC          1000000000ull
+
+struct ctl {
+	int fd;
+	int sent_fd; /* came with the line that is being read; -1: none */
+	bool has_vm, over;
+	int ret;
+	unsigned long long start_ns, line_ns;
+	struct vm vm;
+	struct loop_op poll_op, term_op;
+	int term_fd;
+	size_t len;
+	char line[LINE_MAX_LEN + 1];
+};
+
+static void say(struct ctl *ctl, json_t *object)
+{
+	char *text = json_dumps(object, JSON_COMPACT);
+	struct iovec iov[2] = { { text, text ? strlen(text) : 0 }, { "\n", 1 } };
+	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = 2 };
+
+	json_decref(object);
+	/* A peer that lets its socket fill up with answers is gone for our purposes. */
+	if (!text ||
+	    sendmsg(ctl->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)(iov[0].iov_len + 1))
+		ctl->over = true;
+	free(text);
+}
+
+static void say_error(struct ctl *ctl, const struct err *err)
+{
+	say(ctl, json_pack("{s:b, s:s, s:s, s:s}", "ok", 0, "error", err->msg, "remedy",
+	                   err->remedy, "code",
+	                   strerrorname_np(-err->code) ? strerrorname_np(-err->code) : "UNKNOWN"));
+}
+
+static void on_vm_event(void *ctx, enum vm_event event)
+{
+	struct ctl *ctl = ctx;
+
+	switch (event) {
+	case VM_PARKED:
+		say(ctl, json_pack("{s:s}", "event", "parked"));
+		break;
+	case VM_FIRST_DONE:
+		say(ctl, json_pack("{s:s}", "event", "first-done"));
+		break;
+	case VM_ENDED:
+		say(ctl, json_pack("{s:s, s:s, s:s}", "event", "exit", "reason",
+		                   vcpu_end_name(ctl->vm.end), "detail", ctl->vm.end_detail));
+		break;
+	}
+}
+
+static const char *string_of(const json_t *line, const char *key)
+{
+	return json_string_value(json_object_get(line, key));
+}
+
+static const char *overlay_dir(const json_t *line)
+{
+	const char *dir = string_of(line, "overlay_dir");
+
+	return dir ? dir : DEFAULT_OVERLAY_DIR;
+}
+
+static int parse_disks(const json_t *disks, struct vm_boot_config *config, struct err *err)
+{
+	size_t i;
+	json_t *each;
+
+	if (json_array_size(disks) > VM_MAX_DISKS)
+		return err_set(err, -E2BIG, "disks: at most %u", (unsigned)VM_MAX_DISKS);
+	json_array_foreach(disks, i, each)
+	{
+		struct vm_disk *disk = &config->disk[config->nr_disks++];
+
+		disk->path = string_of(each, "path");
+		disk->readonly = json_is_true(json_object_get(each, "readonly"));
+		disk->overlay = json_is_true(json_object_get(each, "overlay"));
+		if (!disk->path)
+			return err_set(err, -EINVAL, "disks: each needs a path");
+	}
+	return 0;
+}
+
+static int parse_serial(struct ctl *ctl, const json_t *line, struct vm_boot_config *config,
+                        struct err *err)
+{
+	const char *kind = string_of(line, "serial");
+
+	config->serial_out = config->serial_in = -1;
+	if (!kind || strcmp(kind, "none") == 0)
+		return 0;
+	if (strcmp(kind, "log") == 0) {
+		config->serial_out = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+		return 0;
+	}
+	if (strcmp(kind, "fd") != 0)
+		return err_set(err, -EINVAL,
+		               "serial: want \"log\", \"none\" or \"fd\", not \"%.32s\"", kind);
+	if (ctl->sent_fd < 0)
+		return err_set(err, -EINVAL, "serial \"fd\": no descriptor came with the line");
+	config->serial_out = config->serial_in = fd_take(&ctl->sent_fd);
+	config->serial_hold = true;
+	return 0;
+}
+
+static int boot(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	json_int_t memory_mb = json_integer_value(json_object_get(line, "memory_mb"));
+	json_int_t vcpus = json_integer_value(json_object_get(line, "vcpus"));
+	struct vm_boot_config config = { .kernel = string_of(line, "kernel"),
+		                         .cmdline = string_of(line, "cmdline"),
+		                         .symbols = string_of(line, "symbols"),
+		                         .vsock_path = string_of(line, "vsock"),
+		                         .overlay_dir = overlay_dir(line),
+		                         .memory_size =
+		                                 (memory_mb ? (uint64_t)memory_mb : 512) * MIB,
+		                         .nr_vcpus = vcpus ? (unsigned)vcpus : 1 };
+	int ret;
+
+	if (!config.kernel)
+		return err_set(err, -EINVAL, "boot: kernel is missing");
+	if (memory_mb < 0 || memory_mb > (1 << 20))
+		return err_set(err, -EINVAL, "boot: memory_mb %lld is not possible",
+		               (long long)memory_mb);
+	ret = parse_disks(json_object_get(line, "disks"), &config, err);
+	if (ret == 0)
+		ret = parse_serial(ctl, line, &config, err);
+	if (ret == 0)
+		ret = vm_boot(&ctl->vm, &config, err);
+	if (ret == 0)
+		say(ctl, json_pack("{s:b}", "ok", 1));
+	return ret;
+}
+
+static json_t *timing_json(const struct ctl *ctl)
+{
+	const struct vm_timing *t = &ctl->vm.timing;
+
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "process_start_ns",
+	                 (json_int_t)ctl->start_ns, "received_ns", (json_int_t)ctl->line_ns,
+	                 "opened_ns", (json_int_t)t->opened, "memory_ns", (json_int_t)t->memory,
+	                 "vm_ns", (json_int_t)t->vm, "state_ns", (json_int_t)t->state, "devices_ns",
+	                 (json_int_t)t->devices, "populated_ns", (json_int_t)t->populated, "run_ns",
+	                 (json_int_t)t->run);
+}
+
+/* The wake that the interpreter gets: who it is and its environment. */
+static char *wake_json(const json_t *line)
+{
+	json_t *wake = json_object();
+	static const char *const keys[] = { "id", "hostname", "env" };
+	char *text;
+
+	for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+		if (json_object_get(line, keys[i]))
+			json_object_set(wake, keys[i], json_object_get(line, keys[i]));
+	text = json_dumps(wake, JSON_COMPACT);
+	json_decref(wake);
+	return text;
+}
+
+static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	own_free char *wake = wake_json(line);
+	struct vm_thaw_config config = { .dir = string_of(line, "dir"),
+		                         .vsock_path = string_of(line, "vsock"),
+		                         .overlay_dir = overlay_dir(line),
+		                         .hostname = string_of(line, "hostname"),
+		                         .wake = wake,
+		                         .reseed = !json_is_false(json_object_get(line, "reseed")),
+		                         .first_fd = -1 };
+	struct vm *vm = &ctl->vm;
+	int ret;
+
+	if (!config.dir)
+		return err_set(err, -EINVAL, "thaw: dir is missing");
+	config.age_ns = (uint64_t)json_integer_value(json_object_get(line, "age_s")) * NS_PER_SEC;
+	config.first_fd = fd_take(&ctl->sent_fd);
+	ret = vm_thaw(vm, &config, err);
+	if (ret < 0)
+		return ret;
+	if (!json_is_true(json_object_get(line, "paused"))) {
+		vm_resume(vm);
+		vm->timing.run = vcpu_wait_running(&vm->vcpu[0]);
+	}
+	say(ctl, json_pack("{s:b, s:i, s:i, s:f, s:o}", "ok", 1, "port", (int)vm->bell.s.port,
+	                   "agent_port", AGENT_PORT, "create_ms",
+	                   vm->timing.run ? (double)(vm->timing.run - ctl->line_ns) / 1e6 : 0.0,
+	                   "timing", timing_json(ctl)));
+	return 0;
+}
+
+static int start(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	const char *cmd = string_of(line, "cmd");
+	int ret;
+
+	if (ctl->has_vm)
+		return err_set(err, -EBUSY, "%s: this monitor has its machine already", cmd);
+	ctl->has_vm = true;
+	vm_init(&ctl->vm, on_vm_event, ctl);
+	ret = strcmp(cmd, "boot") == 0 ? boot(ctl, line, err) : thaw(ctl, line, err);
+	if (ret < 0) { /* one machine, one process: nothing else can come of this one */
+		ctl->over = true;
+		ctl->ret = ret;
+	}
+	return ret;
+}
+
+static int pause_vm(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	(void)line;
+	(void)err;
+	vm_pause(&ctl->vm);
+	say(ctl, json_pack("{s:b}", "ok", 1));
+	return 0;
+}
+
+static int resume_vm(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	(void)line;
+	(void)err;
+	vm_resume(&ctl->vm);
+	say(ctl, json_pack("{s:b}", "ok", 1));
+	return 0;
+}
+
+static int snapshot(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	const char *dir = string_of(line, "dir");
+	int ret;
+
+	if (!dir)
+		return err_set(err, -EINVAL, "snapshot: dir is missing");
+	ret = vm_snapshot(&ctl->vm, dir, json_is_true(json_object_get(line, "replace")), err);
+	if (ret == 0)
+		say(ctl, json_pack("{s:b, s:s}", "ok", 1, "dir", dir));
+	return ret;
+}
+
+static int workset(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	const char *dir = string_of(line, "dir");
+	int ret;
+
+	if (!dir)
+		return err_set(err, -EINVAL, "workset: dir is missing");
+	vm_pause(&ctl->vm);
+	ret = pagein_record(&ctl->vm.mem, dir, ctl->vm.snapshot_id, err);
+	if (ret == 0)
+		say(ctl, json_pack("{s:b}", "ok", 1));
+	return ret;
+}
+
+static int connect_port(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	json_int_t port = json_integer_value(json_object_get(line, "port"));
+	int ret;
+
+	if (ctl->sent_fd < 0)
+		return err_set(err, -EINVAL, "connect: no descriptor came with the line");
+	if (port <= 0 || port > UINT32_MAX)
+		return err_set(err, -EINVAL, "connect: port %lld is not possible", (long long)port);
+	ret = vm_connect(&ctl->vm, ctl->sent_fd, (uint32_t)port, err);
+	if (ret < 0)
+		return ret;
+	ctl->sent_fd = -1;
+	say(ctl, json_pack("{s:b}", "ok", 1));
+	return 0;
+}
+
+static int stats(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	json_t *all = vm_stats(&ctl->vm);
+
+	(void)line;
+	(void)err;
+	json_object_set_new(all, "ok", json_true());
+	json_object_set_new(all, "timing", timing_json(ctl));
+	say(ctl, all);
+	return 0;
+}
+
+static int quit(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	(void)line;
+	(void)err;
+	say(ctl, json_pack("{s:b}", "ok", 1));
+	ctl->over = true;
+	return 0;
+}
+
+static const struct {
+	const char *name;
+	int (*run)(struct ctl *ctl, const json_t *line, struct err *err);
+	bool needs_vm;
+} commands[] = {
+	{ "boot", start, false },          { "thaw", start, false },
+	{ "pause", pause_vm, true },       { "resume", resume_vm, true },
+	{ "snapshot", snapshot, true },    { "workset", workset, true },
+	{ "connect", connect_port, true }, { "stats", stats, true },
+	{ "quit", quit, false },
+};
+
+static int dispatch(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	const char *cmd = string_of(line, "cmd");
+
+	if (!cmd)
+		return err_set(err, -EINVAL, "a line is an object with a `cmd`");
+	for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
+		if (strcmp(cmd, commands[i].name) != 0)
+			continue;
+		if (commands[i].needs_vm && !ctl->has_vm)
+			return err_set(err, -ENODEV, "%s: boot or thaw a machine first", cmd);
+		return commands[i].run(ctl, line, err);
+	}
+	return err_set(err, -ENOSYS, "unknown command \"%.32s\"", cmd);
+}
+
+static void on_line(struct ctl *ctl, const char *text, size_t len)
+{
+	struct err err = { 0 };
+	json_error_t why;
+	json_t *line = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
+
+	ctl->line_ns = clock_mono_ns();
+	if (!json_is_object(line))
+		err_set(&err, -EINVAL, "not a JSON object: %s", line ? "another type" : why.text);
+	else
+		(void)dispatch(ctl, line, &err); /* the error itself is answered */
+	if (err.code)
+		say_error(ctl, &err);
+	json_decref(line);
+	own_close_fd(&ctl->sent_fd);
+	ctl->sent_fd = -1;
+}
+
+static void take_fds(struct ctl *ctl, struct msghdr *msg)
+{
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
+			own_close_fd(&ctl->sent_fd);
+			ctl->sent_fd = fd;
+		}
+	}
+}
+
+/* Reads once and serves the whole lines there are. `flags` for recvmsg. */
+static void read_lines(struct ctl *ctl, int flags)
+{
+	char control[CMSG_SPACE(4 * sizeof(int))];
+	struct iovec iov = { ctl->line + ctl->len, LINE_MAX_LEN - ctl->len };
+	struct msghdr msg = { .msg_iov = &iov,
+		              .msg_iovlen = 1,
+		              .msg_control = control,
+		              .msg_controllen = sizeof(control) };
+	ssize_t n = recvmsg(ctl->fd, &msg, flags | MSG_CMSG_CLOEXEC);
+	char *end;
+
+	if (n <= 0) {
+		ctl->over = n == 0 || (errno != EAGAIN && errno != EINTR);
+		return;
+	}
+	take_fds(ctl, &msg);
+	ctl->len += (size_t)n;
+	while (!ctl->over && (end = memchr(ctl->line, '\n', ctl->len))) {
+		size_t used = (size_t)(end - ctl->line) + 1;
+
+		on_line(ctl, ctl->line, used - 1);
+		ctl->len -= used;
+		memmove(ctl->line, ctl->line + used, ctl->len);
+	}
+	if (!ctl->over && ctl->len == LINE_MAX_LEN) {
+		struct err err;
+
+		err_set(&err, -E2BIG, "a line has at most %u bytes", LINE_MAX_LEN);
+		say_error(ctl, &err);
+		ctl->over = true;
+	}
+}
+
+static void on_readable(struct loop_op *op, int res)
+{
+	struct ctl *ctl = container_of(op, struct ctl, poll_op);
+
+	if (res >= 0)
+		read_lines(ctl, MSG_DONTWAIT);
+	if (ctl->over)
+		loop_stop(&ctl->vm.loop);
+	else
+		loop_poll(&ctl->vm.loop, &ctl->poll_op, ctl->fd, POLLIN);
+}
+
+static void on_term(struct loop_op *op, int res)
+{
+	struct ctl *ctl = container_of(op, struct ctl, term_op);
+
+	(void)res;
+	ctl->over = true;
+	loop_stop(&ctl->vm.loop);
+}
+
+/* SIGTERM ends us in good order; Ctrl-C is for the program that holds the control socket. */
+static int open_signals(void)
+{
+	sigset_t set;
+
+	signal(SIGINT, SIG_IGN);
+	signal(SIGPIPE, SIG_IGN);
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int ctl_serve(int fd, unsigned long long start_ns)
+{
+	struct ctl *ctl = calloc(1, sizeof(*ctl));
+	int ret;
+
+	if (!ctl) {
+		close(fd);
+		return -ENOMEM;
+	}
+	ctl->fd = fd;
+	ctl->sent_fd = -1;
+	ctl->start_ns = start_ns;
+	ctl->poll_op.done = on_readable;
+	ctl->term_op.done = on_term;
+	ctl->term_fd = open_signals();
+	while (!ctl->has_vm && !ctl->over)
+		read_lines(ctl, 0);
+	if (ctl->has_vm && !ctl->over) {
+		loop_poll(&ctl->vm.loop, &ctl->poll_op, ctl->fd, POLLIN);
+		loop_poll(&ctl->vm.loop, &ctl->term_op, ctl->term_fd, POLLIN);
+		ctl->ret = loop_run(&ctl->vm.loop);
+	}
+	if (ctl->has_vm)
+		vm_close(&ctl->vm);
+	ret = ctl->ret;
+	close(ctl->term_fd);
+	close(ctl->fd);
+	free(ctl);
+	return ret;
+}
+
+int ctl_accept(const char *path, struct err *err)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	own_fd int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int fd;
+
+	if (strlen(path) >= sizeof(addr.sun_path))
+		return err_set(err, -ENAMETOOLONG, "control socket %s: the path has over %zu bytes",
+		               path, sizeof(addr.sun_path) - 1);
+	memcpy(addr.sun_path, path, strlen(path));
+	if (listener < 0 || bind(listener, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
+		err_set(err, -errno, "control socket %s: %s", path, strerror(errno));
+		return err_remedy(err, "remove it if no monitor uses it, or choose another path");
+	}
+	fd = listen(listener, 1) < 0 ? -1 : accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	if (fd < 0)
+		err_set(err, -errno, "control socket %s: %s", path, strerror(errno));
+	(void)unlink(path); /* it was ours */
+	return fd < 0 ? err->code : fd;
+}

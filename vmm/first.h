@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The first stream: the connection to the default interpreter whose first request travels in the
+ * mailbox and whose further bytes go over vsock. The peer sees one stream of frames.
+ */
+#ifndef VMM_FIRST_H
+#define VMM_FIRST_H
+
+#include "core/compiler.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#define FIRST_MAX (64u << 10) /* bytes of a request that can travel in the mailbox */
+
+struct first {
+	int fd;       /* owned; -1: none */
+	size_t len;   /* bytes taken from the peer */
+	size_t frame; /* of these: one whole frame (0: not whole, or too large) */
+	bool broken;  /* the peer is gone: output goes nowhere */
+	uint8_t buf[FIRST_MAX];
+};
+
+/* Takes `fd` over and reads what the peer has written so far, without waiting. Loop's thread. */
+void first_open(struct first *first, int fd);
+
+/*
+ * Writes guest output to the peer, in order, all of it: waits while the peer does not read, which
+ * holds the guest up. Ends early when the peer is gone or when stop(ctx) is true after a signal.
+ * vCPU thread.
+ */
+void first_output(struct first *first, const struct iovec *iov, unsigned nr,
+                  bool (*stop)(void *ctx), void *ctx);
+
+void first_close(struct first *first);
+
+#endif

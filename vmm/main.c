@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* thawbox-vmm: one process, one microVM, driven over its control socket. */
+#include "core/log.h"
+#include "vmm/clock.h"
+#include "vmm/cpu.h"
+#include "vmm/ctl.h"
+#include "vmm/kvm.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef THAWBOX_VERSION
+#define THAWBOX_VERSION "0.1.0"
+#endif
+
+enum { EX_DONE = 0, EX_FAILED = 1, EX_BAD_USE = 2 };
+
+static const char help[] =
+	"Usage: thawbox-vmm --control-fd N | --control PATH [--log LEVEL]\n"
+	"       thawbox-vmm --check | --fingerprint | --version\n"
+	"\n"
+	"Runs one microVM. The program that starts it talks to it over a stream socket, one JSON\n"
+	"object a line (docs/protocol.md):\n"
+	"\n"
+	"  "
+	"{\"cmd\":\"boot\",\"kernel\":\"vmlinux\",\"disks\":[{\"path\":\"root.img\",\"readonly\":"
+	"true}],\"serial\":\"log\"}\n"
+	"  {\"cmd\":\"thaw\",\"dir\":\"/var/lib/thawbox/templates/code-interpreter/current\"}\n"
+	"  pause, resume, snapshot, workset, connect, stats, quit\n"
+	"\n"
+	"  --control-fd N   the socket is descriptor N, already connected\n"
+	"  --control PATH   listen on this Unix socket and take one connection\n"
+	"  --log LEVEL      error, warning (default), info or debug, on standard error\n"
+	"  --check          what this host's KVM offers, as JSON; exit 1 when something is "
+	"missing\n"
+	"  --fingerprint    the CPU that a snapshot made here is bound to\n"
+	"\n"
+	"Ends when the socket is closed. Exit status: 0 after quit or end of the socket, 1 when "
+	"the\n"
+	"machine could not be started (the reason is in the answer), 2 for wrong usage.\n";
+
+static int check(void)
+{
+	json_t *report = kvm_report(), *each;
+	int missing = 0;
+	size_t i;
+
+	json_array_foreach(report, i, each) missing |= !json_is_true(json_object_get(each, "ok"));
+	json_dumpf(report, stdout, JSON_INDENT(2));
+	putchar('\n');
+	json_decref(report);
+	return missing ? EX_FAILED : EX_DONE;
+}
+
+static int fingerprint(void)
+{
+	char line[CPU_FINGERPRINT_MAX];
+
+	cpu_fingerprint(line);
+	puts(line);
+	return EX_DONE;
+}
+
+static int usage(const char *why)
+{
+	fprintf(stderr, "thawbox-vmm: %s\nTry 'thawbox-vmm --help'.\n", why);
+	return EX_BAD_USE;
+}
+
+static int level_of(const char *name)
+{
+	static const char *const names[] = { "error", "warning", "info", "debug" };
+
+	for (int i = 0; i < (int)ARRAY_LEN(names); i++)
+		if (strcmp(name, names[i]) == 0)
+			return i;
+	return -1;
+}
+
+static int serve(int fd, const char *path, uint64_t start_ns)
+{
+	struct err err = { 0 };
+
+	if (path)
+		fd = ctl_accept(path, &err);
+	if (fd < 0) {
+		fprintf(stderr, "thawbox-vmm: %s\n%s%s%s", err.msg,
+		        err.remedy[0] ? "  remedy: " : "", err.remedy, err.remedy[0] ? "\n" : "");
+		return EX_FAILED;
+	}
+	return ctl_serve(fd, start_ns) < 0 ? EX_FAILED : EX_DONE;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "control-fd", required_argument, NULL, 'f' },
+		{ "control", required_argument, NULL, 'c' },
+		{ "log", required_argument, NULL, 'l' },
+		{ "check", no_argument, NULL, 'k' },
+		{ "fingerprint", no_argument, NULL, 'p' },
+		{ "version", no_argument, NULL, 'v' },
+		{ "help", no_argument, NULL, 'h' },
+		{ 0 },
+	};
+	uint64_t start_ns = clock_mono_ns();
+	int fd = -1, opt, level = LOG_LVL_WARN;
+	const char *path = NULL;
+	char *end;
+
+	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (opt) {
+		case 'f':
+			fd = (int)strtol(optarg, &end, 10);
+			if (*end || fd < 0)
+				return usage("--control-fd wants a number");
+			break;
+		case 'c':
+			path = optarg;
+			break;
+		case 'l':
+			level = level_of(optarg);
+			if (level < 0)
+				return usage("--log wants error, warning, info or debug");
+			break;
+		case 'k':
+			return check();
+		case 'p':
+			return fingerprint();
+		case 'v':
+			puts("thawbox-vmm " THAWBOX_VERSION);
+			return EX_DONE;
+		case 'h':
+			fputs(help, stdout);
+			return EX_DONE;
+		default:
+			return usage("unknown option");
+		}
+	}
+	if (optind < argc || (fd < 0) == !path)
+		return usage("want one of --control-fd N and --control PATH");
+	log_open(2, (enum log_level)level, "thawbox-vmm");
+	return serve(fd, path, start_ns);
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vmm/snapshot.h"
+
+#include "core/own.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAGIC_LEN 8u
+#define STATE_MAX (4u << 20)
+#define PROBE_LEN (64u << 10)
+#define REBUILD   "build it again: thawbox template build --force NAME"
+
+/* The last page of memory and disk parts. */
+struct trailer {
+	char magic[MAGIC_LEN];
+	uint8_t id[SNAPSHOT_ID_LEN];
+	uint8_t zero[GMEM_PAGE - MAGIC_LEN - SNAPSHOT_ID_LEN];
+};
+_Static_assert(sizeof(struct trailer) == GMEM_PAGE, "one page");
+
+static int check_head(void *state, uint16_t from, struct err *err)
+{
+	const struct snapshot_head *h = state;
+
+	(void)from;
+	if (h->nr_vcpus < 1 || h->nr_vcpus > SNAPSHOT_MAX_VCPUS ||
+	    h->nr_disks > SNAPSHOT_MAX_DISKS || h->memory_size % GMEM_PAGE ||
+	    h->memory_size < (1u << 20) || h->memory_size > (1ull << 40))
+		return err_set(err, -EBADMSG,
+		               "%u vCPUs, %u disks, %llu bytes of memory are not possible",
+		               h->nr_vcpus, h->nr_disks, (unsigned long long)h->memory_size);
+	return 0;
+}
+static STATE_DESC(snapshot_head, SNAPSHOT_HEAD, "HEAD", 1, check_head);
+
+static int check_disk(void *state, uint16_t from, struct err *err)
+{
+	struct snapshot_disk *d = state;
+
+	(void)from;
+	if (d->path[SNAPSHOT_PATH_MAX - 1] || (d->readonly && !d->path[0]))
+		return err_set(err, -EBADMSG, "no path of a read-only image");
+	return 0;
+}
+static STATE_DESC(snapshot_disk, SNAPSHOT_DISK, "DISK", 1, check_disk);
+
+void snapshot_disk_name(unsigned n, char out[16])
+{
+	(void)(n ? snprintf(out, 16, "disk%u", n) : snprintf(out, 16, "disk"));
+}
+
+static int read_state(struct snapshot *snap, struct err *err)
+{
+	own_fd int fd = openat(snap->dir_fd, "state", O_RDONLY | O_CLOEXEC);
+	struct stat st;
+	ssize_t n;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return err_set(err, -errno, "state: %s", strerror(errno));
+	if (st.st_size < (off_t)MAGIC_LEN || st.st_size > (off_t)STATE_MAX)
+		return err_set(err, -EBADMSG, "state: %lld bytes are not a snapshot's",
+		               (long long)st.st_size);
+	snap->state.p = malloc((size_t)st.st_size);
+	if (!snap->state.p)
+		return err_set(err, -ENOMEM, "state: out of memory");
+	n = pread(fd, snap->state.p, (size_t)st.st_size, 0);
+	if (n != st.st_size)
+		return err_set(err, n < 0 ? -errno : -EBADMSG, "state: read failed");
+	snap->state.len = (size_t)n;
+	if (memcmp(snap->state.p, SNAPSHOT_MAGIC, MAGIC_LEN) != 0)
+		return err_set(err, -EBADMSG, "state: not a snapshot of this format (want %s)",
+		               SNAPSHOT_MAGIC);
+	snap->state.pos = MAGIC_LEN;
+	return 0;
+}
+
+static int check_host(const struct snapshot *snap, struct err *err)
+{
+	char here[CPU_FINGERPRINT_MAX];
+
+	cpu_fingerprint(here);
+	if (strncmp(here, (const char *)snap->head.fingerprint, sizeof(here)) == 0)
+		return 0;
+	err_set(err, -ENOTSUP, "made on another CPU or kind of KVM (%.95s), this is %s",
+	        (const char *)snap->head.fingerprint, here);
+	return err_remedy(err, "a snapshot runs only on the CPU model it was made on; %s", REBUILD);
+}
+
+/* The file of `size` bytes and the id's page, or an error that names the part. */
+static int check_part(int fd, const char *name, uint64_t size, const uint8_t *id, struct err *err)
+{
+	struct trailer last;
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return err_set(err, -errno, "%s: %s", name, strerror(errno));
+	if ((uint64_t)st.st_size != size + sizeof(last))
+		return err_set(err, -EBADMSG,
+		               "%s: %lld bytes, want %llu: the file is cut or of another snapshot",
+		               name, (long long)st.st_size,
+		               (unsigned long long)(size + sizeof(last)));
+	if (pread(fd, &last, MAGIC_LEN + SNAPSHOT_ID_LEN, (off_t)size) !=
+	    MAGIC_LEN + SNAPSHOT_ID_LEN)
+		return err_set(err, -EIO, "%s: read failed", name);
+	if (memcmp(last.magic, SNAPSHOT_MAGIC, MAGIC_LEN) != 0)
+		return err_set(err, -EBADMSG, "%s: damaged (no id at its end)", name);
+	if (memcmp(last.id, id, SNAPSHOT_ID_LEN) != 0)
+		return err_set(err, -EBADMSG, "%s: of another snapshot than `state`", name);
+	return 0;
+}
+
+int snapshot_probe(int fd, struct snapshot_disk *disk, struct err *err)
+{
+	own_free uint8_t *buf = malloc(PROBE_LEN);
+	struct stat st;
+	ssize_t n;
+
+	if (!buf || fstat(fd, &st) < 0)
+		return err_set(err, -errno, "%s: %s", (const char *)disk->path, strerror(errno));
+	n = pread(fd, buf, PROBE_LEN, 0);
+	if (n < 0)
+		return err_set(err, -errno, "%s: %s", (const char *)disk->path, strerror(errno));
+	disk->size = (uint64_t)st.st_size;
+	disk->probe = state_crc(buf, (size_t)n);
+	return 0;
+}
+
+static int open_image(struct snapshot *snap, unsigned n, struct err *err)
+{
+	const char *path = (const char *)snap->disk[n].path;
+	struct snapshot_disk now = snap->disk[n];
+	int ret;
+
+	snap->disk_fd[n] = openat(snap->dir_fd, path, O_RDONLY | O_CLOEXEC);
+	if (snap->disk_fd[n] < 0) {
+		err_set(err, -errno, "disk image %s: %s", path, strerror(errno));
+		return err_remedy(err, "the snapshot needs the image it was made with; %s",
+		                  REBUILD);
+	}
+	ret = snapshot_probe(snap->disk_fd[n], &now, err);
+	if (ret < 0)
+		return ret;
+	if (now.size != snap->disk[n].size || now.probe != snap->disk[n].probe) {
+		err_set(err, -EBADMSG, "disk image %s: not the one this snapshot was made with",
+		        path);
+		return err_remedy(err, "%s", REBUILD);
+	}
+	return 0;
+}
+
+static int open_disks(struct snapshot *snap, struct err *err)
+{
+	int ret = 0;
+
+	for (unsigned i = 0; ret == 0 && i < snap->head.nr_disks; i++) {
+		char name[16];
+
+		if (snap->disk[i].readonly) {
+			ret = open_image(snap, i, err);
+			continue;
+		}
+		snapshot_disk_name(i, name);
+		snap->disk_fd[i] = openat(snap->dir_fd, name, O_RDONLY | O_CLOEXEC);
+		if (snap->disk_fd[i] < 0)
+			return err_set(err, -errno, "%s: %s", name, strerror(errno));
+		ret = check_part(snap->disk_fd[i], name, snap->disk[i].size, snap->head.id, err);
+	}
+	return ret;
+}
+
+static int open_parts(struct snapshot *snap, struct err *err)
+{
+	int ret = read_state(snap, err);
+
+	if (ret == 0)
+		ret = state_get(&snap->state, snapshot_head_desc(), 0, &snap->head, err);
+	if (ret == 0)
+		ret = check_host(snap, err);
+	for (unsigned i = 0; ret == 0 && i < snap->head.nr_disks; i++)
+		ret = state_get(&snap->state, snapshot_disk_desc(), (uint16_t)i, &snap->disk[i],
+		                err);
+	if (ret < 0)
+		return ret;
+	snap->memory_fd = openat(snap->dir_fd, "memory", O_RDONLY | O_CLOEXEC);
+	if (snap->memory_fd < 0)
+		return err_set(err, -errno, "memory: %s", strerror(errno));
+	ret = check_part(snap->memory_fd, "memory", snap->head.memory_size, snap->head.id, err);
+	return ret < 0 ? ret : open_disks(snap, err);
+}
+
+int snapshot_open(struct snapshot *snap, const char *dir, struct err *err)
+{
+	int ret;
+
+	*snap = (struct snapshot){ .dir_fd = -1, .memory_fd = -1 };
+	for (unsigned i = 0; i < SNAPSHOT_MAX_DISKS; i++)
+		snap->disk_fd[i] = -1;
+	snap->dir_fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (snap->dir_fd < 0) {
+		err_set(err, -errno, "snapshot %s: %s", dir, strerror(errno));
+		return err_remedy(err, "make it first: thawbox template build code-interpreter");
+	}
+	ret = open_parts(snap, err);
+	if (ret < 0) {
+		snapshot_close(snap);
+		err_wrap(err, "snapshot %s", dir);
+		return err_remedy(err, "%s", REBUILD);
+	}
+	return 0;
+}
+
+void snapshot_close(struct snapshot *snap)
+{
+	own_close_fd(&snap->dir_fd);
+	own_close_fd(&snap->memory_fd);
+	snap->dir_fd = snap->memory_fd = -1;
+	for (unsigned i = 0; i < SNAPSHOT_MAX_DISKS; i++) {
+		own_close_fd(&snap->disk_fd[i]);
+		snap->disk_fd[i] = -1;
+	}
+	state_buf_free(&snap->state);
+}
+
+void snapshot_put_head(struct state_buf *buf, const struct snapshot_head *head,
+                       const struct snapshot_disk *disk)
+{
+	state_put_bytes(buf, SNAPSHOT_MAGIC, MAGIC_LEN);
+	state_put(buf, snapshot_head_desc(), 0, head);
+	for (unsigned i = 0; i < head->nr_disks; i++)
+		state_put(buf, snapshot_disk_desc(), (uint16_t)i, &disk[i]);
+}
+
+int snapshot_begin(struct snapshot_out *out, const char *dir, bool replace, struct err *err)
+{
+	size_t len = strlen(dir);
+
+	*out = (struct snapshot_out){ .tmp_fd = -1, .replace = replace };
+	while (len > 1 && dir[len - 1] == '/')
+		len--;
+	if (len == 0 || len >= sizeof(out->dir))
+		return err_set(err, -ENAMETOOLONG, "snapshot: no usable path '%.64s'", dir);
+	memcpy(out->dir, dir, len);
+	if (!replace && access(out->dir, F_OK) == 0) {
+		err_set(err, -EEXIST, "snapshot %s is there already", out->dir);
+		return err_remedy(err, "choose another name or ask to replace it");
+	}
+	(void)snprintf(out->tmp, sizeof(out->tmp), "%s.tmp-XXXXXX", out->dir);
+	if (!mkdtemp(out->tmp))
+		return err_set(err, -errno, "snapshot %s: %s", out->tmp, strerror(errno));
+	out->tmp_fd = open(out->tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (out->tmp_fd < 0) {
+		err_set(err, -errno, "snapshot %s: %s", out->tmp, strerror(errno));
+		rmdir(out->tmp);
+		return err->code;
+	}
+	return 0;
+}
+
+int snapshot_part(struct snapshot_out *out, const char *name, struct err *err)
+{
+	int fd = openat(out->tmp_fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+
+	return fd < 0 ? err_set(err, -errno, "%s: %s", name, strerror(errno)) : fd;
+}
+
+static int write_all(int fd, const void *data, size_t n, uint64_t off)
+{
+	const uint8_t *p = data;
+
+	while (n) {
+		ssize_t k = pwrite(fd, p, n, (off_t)off);
+
+		if (k < 0 && errno == EINTR)
+			continue;
+		if (k <= 0)
+			return k < 0 ? -errno : -EIO;
+		p += k;
+		n -= (size_t)k;
+		off += (uint64_t)k;
+	}
+	return 0;
+}
+
+static int failed(const char *name, int ret, struct err *err)
+{
+	err_set(err, ret, "%s: %s", name, strerror(-ret));
+	return ret == -ENOSPC ? err_remedy(err, "free some disk space") : ret;
+}
+
+int snapshot_put(struct snapshot_out *out, const char *name, const void *data, size_t n,
+                 struct err *err)
+{
+	own_fd int fd = snapshot_part(out, name, err);
+	int ret;
+
+	if (fd < 0)
+		return fd;
+	ret = write_all(fd, data, n, 0);
+	if (ret == 0 && fsync(fd) < 0)
+		ret = -errno;
+	return ret < 0 ? failed(name, ret, err) : 0;
+}
+
+static bool is_zero(const uint8_t *p, size_t n)
+{
+	return p[0] == 0 && memcmp(p, p + 1, n - 1) == 0;
+}
+
+/* Writes the pages that hold something, a run at a time. */
+static int put_region(int fd, const struct gmem_region *r)
+{
+	uint64_t start = 0, off;
+	int ret = 0;
+
+	for (off = 0; ret == 0 && off < r->len; off += GMEM_PAGE) {
+		if (!is_zero(r->hva + off, GMEM_PAGE))
+			continue;
+		if (off > start)
+			ret = write_all(fd, r->hva + start, off - start, r->file_off + start);
+		start = off + GMEM_PAGE;
+	}
+	if (ret == 0 && off > start)
+		ret = write_all(fd, r->hva + start, off - start, r->file_off + start);
+	return ret;
+}
+
+int snapshot_seal(int fd, uint64_t size, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
+{
+	struct trailer last = { .magic = SNAPSHOT_MAGIC };
+	int ret;
+
+	memcpy(last.id, id, SNAPSHOT_ID_LEN);
+	ret = write_all(fd, &last, sizeof(last), size);
+	if (ret == 0 && fsync(fd) < 0)
+		ret = -errno;
+	return ret < 0 ? failed("snapshot", ret, err) : 0;
+}
+
+int snapshot_put_memory(struct snapshot_out *out, const struct gmem *mem,
+                        const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
+{
+	own_fd int fd = snapshot_part(out, "memory", err);
+	int ret = 0;
+
+	if (fd < 0)
+		return fd;
+	for (unsigned i = 0; ret == 0 && i < mem->nr_regions; i++)
+		ret = put_region(fd, &mem->region[i]);
+	return ret < 0 ? failed("memory", ret, err) : snapshot_seal(fd, mem->size, id, err);
+}
+
+/* The parts of a snapshot are plain files: no tree to walk. */
+static void remove_dir(const char *path)
+{
+	DIR *dir = opendir(path);
+	struct dirent *entry;
+
+	if (!dir)
+		return;
+	while ((entry = readdir(dir)))
+		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+			(void)unlinkat(dirfd(dir), entry->d_name, 0); /* rmdir tells */
+	closedir(dir);
+	(void)rmdir(path);
+}
+
+static void sync_parent(const char *path)
+{
+	char parent[4096];
+	char *slash;
+
+	(void)snprintf(parent, sizeof(parent), "%s", path);
+	slash = strrchr(parent, '/');
+	if (slash)
+		slash[slash == parent ? 1 : 0] = '\0';
+	own_fd int fd = open(slash ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd >= 0)
+		(void)fsync(fd); /* the rename itself has been done */
+}
+
+int snapshot_commit(struct snapshot_out *out, struct err *err)
+{
+	bool exchange = out->replace && access(out->dir, F_OK) == 0;
+	int ret = fsync(out->tmp_fd);
+
+	if (ret == 0)
+		ret = renameat2(AT_FDCWD, out->tmp, AT_FDCWD, out->dir,
+		                exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE);
+	if (ret < 0) {
+		ret = -errno;
+		snapshot_abort(out);
+		return failed(out->dir, ret, err);
+	}
+	sync_parent(out->dir);
+	if (!exchange)
+		out->tmp[0] = '\0';
+	snapshot_abort(out); /* after an exchange the old one has the temporary name */
+	return 0;
+}
+
+void snapshot_abort(struct snapshot_out *out)
+{
+	own_close_fd(&out->tmp_fd);
+	out->tmp_fd = -1;
+	if (out->tmp[0])
+		remove_dir(out->tmp);
+	out->tmp[0] = '\0';
+}

@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vmm/vm.h"
+
+#include "core/log.h"
+#include "core/own.h"
+#include "devices/vmmio.h"
+#include "vmm/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define LOOP_DEPTH 64
+
+/* What every kernel is told; a host whose KVM interprets guest kernels needs more (docs/guest-kernel.md). */
+#define CMDLINE_ALL                                                                              \
+	"console=uart8250,mmio,0xd0000000 8250.nr_uarts=1 clocksource=kvm-clock tsc=nowatchdog " \
+	"reboot=k panic=-1"
+#define CMDLINE_PVM                                                                              \
+	" noxsave clearcpuid=popcnt,cx16,smap,fsgsbase,rdpid,erms,fsrm,rep_good no_timer_check " \
+	"lpj=1000000 nokaslr rodata=off"
+
+static void send_msi(void *ctx, uint64_t address, uint32_t data)
+{
+	struct vm *vm = ctx;
+	bool ready;
+
+	pthread_mutex_lock(&vm->msi_lock);
+	ready = vm->msi_ready;
+	if (!ready && vm->nr_msis < VM_EARLY_MSIS)
+		vm->msi[vm->nr_msis++] =
+			(struct kvm_msi){ .address_lo = (uint32_t)address, .data = data };
+	pthread_mutex_unlock(&vm->msi_lock);
+	if (ready)
+		kvm_send_msi(&vm->kvm, address, data);
+}
+
+void vm_interrupts_on(struct vm *vm)
+{
+	pthread_mutex_lock(&vm->msi_lock);
+	vm->msi_ready = true;
+	for (unsigned i = 0; i < vm->nr_msis; i++)
+		kvm_send_msi(&vm->kvm, vm->msi[i].address_lo, vm->msi[i].data);
+	pthread_mutex_unlock(&vm->msi_lock);
+}
+
+static void raise_pin(void *ctx, unsigned pin)
+{
+	struct vm *vm = ctx;
+
+	ioapic_edge(&vm->ioapic, pin);
+}
+
+/* The device at `addr`: its slot, or NULL; *off is the offset in it. */
+static struct vdev *virtio_at(struct vm *vm, uint64_t addr, uint32_t n, uint32_t *off)
+{
+	uint64_t rel = addr - LAYOUT_VIRTIO;
+
+	if (addr < LAYOUT_VIRTIO || rel >= LAYOUT_VIRTIO_SLOTS * LAYOUT_VIRTIO_STEP)
+		return NULL;
+	*off = (uint32_t)(rel % LAYOUT_VIRTIO_STEP);
+	return *off + n <= VMMIO_LEN ? vm->slot[rel / LAYOUT_VIRTIO_STEP] : NULL;
+}
+
+static bool in_range(uint64_t addr, uint32_t n, uint64_t base, uint64_t len)
+{
+	return addr >= base && addr - base < len && n <= len - (addr - base);
+}
+
+static void mmio_read(void *ctx, uint64_t addr, void *data, uint32_t n)
+{
+	struct vm *vm = ctx;
+	struct vdev *dev;
+	uint32_t off, word;
+
+	memset(data, 0, n);
+	dev = virtio_at(vm, addr, n, &off);
+	if (dev) {
+		vmmio_read(dev, off, data, n);
+	} else if (in_range(addr, n, LAYOUT_SERIAL, SERIAL_LEN)) {
+		*(uint8_t *)data = serial_read(vm->serial, (uint32_t)(addr - LAYOUT_SERIAL));
+	} else if (n == 4 && in_range(addr, n, LAYOUT_DOORBELL, DOORBELL_LEN)) {
+		word = doorbell_read(&vm->bell, (uint32_t)(addr - LAYOUT_DOORBELL));
+		memcpy(data, &word, sizeof(word));
+	} else if (n == 4 && in_range(addr, n, LAYOUT_IOAPIC, IOAPIC_LEN)) {
+		word = ioapic_read(&vm->ioapic, (uint32_t)(addr - LAYOUT_IOAPIC));
+		memcpy(data, &word, sizeof(word));
+	} else {
+		memset(data, 0xff, n);
+		log_guest("read of %u bytes at 0x%llx, where nothing is", n,
+		          (unsigned long long)addr);
+	}
+}
+
+static void mmio_write(void *ctx, uint64_t addr, const void *data, uint32_t n)
+{
+	struct vm *vm = ctx;
+	struct vdev *dev;
+	uint32_t off, word = 0;
+
+	dev = virtio_at(vm, addr, n, &off);
+	memcpy(&word, data, n < sizeof(word) ? n : sizeof(word));
+	if (dev)
+		vmmio_write(dev, off, data, n);
+	else if (in_range(addr, n, LAYOUT_SERIAL, SERIAL_LEN))
+		serial_write(vm->serial, (uint32_t)(addr - LAYOUT_SERIAL), (uint8_t)word);
+	else if (n == 4 && in_range(addr, n, LAYOUT_DOORBELL, DOORBELL_LEN))
+		doorbell_write(&vm->bell, (uint32_t)(addr - LAYOUT_DOORBELL), word);
+	else if (n == 4 && in_range(addr, n, LAYOUT_IOAPIC, IOAPIC_LEN))
+		ioapic_write(&vm->ioapic, (uint32_t)(addr - LAYOUT_IOAPIC), word);
+	else
+		log_guest("write of %u bytes at 0x%llx, where nothing is", n,
+		          (unsigned long long)addr);
+}
+
+static void guest_ended(void *ctx, enum vcpu_end end, const char *detail)
+{
+	struct vm *vm = ctx;
+
+	pthread_mutex_lock(&vm->msi_lock);
+	if (!vm->end_detail[0]) {
+		vm->end = end;
+		(void)snprintf(vm->end_detail, sizeof(vm->end_detail), "%s", detail);
+	}
+	pthread_mutex_unlock(&vm->msi_lock);
+	loop_post(&vm->loop, &vm->ended_event);
+}
+
+static void bell_parked(void *ctx)
+{
+	struct vm *vm = ctx;
+
+	vcpu_park_here(&vm->vcpu[0]);
+	loop_post(&vm->loop, &vm->parked_event);
+}
+
+static bool quitting(void *ctx)
+{
+	return vcpu_quitting(ctx);
+}
+
+static void bell_output(void *ctx, const struct iovec *iov, unsigned nr, bool done)
+{
+	struct vm *vm = ctx;
+
+	first_output(&vm->first, iov, nr, quitting, &vm->vcpu[0]);
+	if (done)
+		loop_post(&vm->loop, &vm->first_event);
+}
+
+static void bell_power(void *ctx)
+{
+	struct vm *vm = ctx;
+
+	atomic_store(&vm->vcpu[0].dead, true);
+	guest_ended(vm, VCPU_END_SHUTDOWN, "the guest powered itself off");
+}
+
+static void on_parked(struct loop_event *event)
+{
+	struct vm *vm = container_of(event, struct vm, parked_event);
+
+	vm->on_event(vm->event_ctx, VM_PARKED);
+}
+
+/* The first stream goes on as an ordinary connection. */
+static void on_first_done(struct loop_event *event)
+{
+	struct vm *vm = container_of(event, struct vm, first_event);
+	struct err err = { 0 };
+
+	if (vm->first.fd >= 0 && !vm->first.broken &&
+	    vsock_connect(vm->vsock, vm->first.fd, vm->bell.s.port, VSOCK_ON_FIRST_BYTE, &err) == 0)
+		vm->first.fd = -1;
+	else if (err.code)
+		log_warn("first stream: %s", err.msg);
+	vm->on_event(vm->event_ctx, VM_FIRST_DONE);
+}
+
+static void on_ended(struct loop_event *event)
+{
+	struct vm *vm = container_of(event, struct vm, ended_event);
+
+	vm->on_event(vm->event_ctx, VM_ENDED);
+}
+
+void vm_init(struct vm *vm, void (*on_event)(void *ctx, enum vm_event event), void *ctx)
+{
+	*vm = (struct vm){ .kvm = KVM_VM_NONE,
+		           .serial_out = -1,
+		           .serial_in = -1,
+		           .first.fd = -1,
+		           .on_event = on_event,
+		           .event_ctx = ctx };
+	pthread_mutex_init(&vm->msi_lock, NULL);
+	vm->parked_event.fire = on_parked;
+	vm->first_event.fire = on_first_done;
+	vm->ended_event.fire = on_ended;
+	vm->vcpu_host = (struct vcpu_host){
+		.mmio_read = mmio_read, .mmio_write = mmio_write, .ended = guest_ended, .ctx = vm
+	};
+	ioapic_init(&vm->ioapic, send_msi, vm);
+	vm->bell = (struct doorbell){ .mem = &vm->mem,
+		                      .parked = bell_parked,
+		                      .output = bell_output,
+		                      .power = bell_power,
+		                      .ctx = vm };
+}
+
+void vm_close(struct vm *vm)
+{
+	for (unsigned i = 0; i < vm->nr_vcpus; i++)
+		vcpu_close(&vm->vcpu[i]);
+	loop_close(&vm->loop);
+	vsock_close(vm->vsock);
+	for (unsigned i = 0; i < vm->nr_disks; i++)
+		blk_close(vm->disk[i]);
+	serial_close(vm->serial);
+	first_close(&vm->first);
+	kvm_vm_close(&vm->kvm);
+	gmem_close(&vm->mem);
+	own_close_fd(&vm->serial_out);
+	if (vm->serial_in != vm->serial_out)
+		own_close_fd(&vm->serial_in);
+}
+
+uint64_t vm_vmgenid(const struct vm *vm)
+{
+	return vm->mem.region[0].len - GMEM_PAGE;
+}
+
+static struct vdev_host device_host(struct vm *vm, unsigned slot)
+{
+	return (struct vdev_host){ .loop = &vm->loop,
+		                   .mem = &vm->mem,
+		                   .irq = raise_pin,
+		                   .irq_ctx = vm,
+		                   .pin = LAYOUT_PIN_VIRTIO + slot };
+}
+
+int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold, struct err *err)
+{
+	struct serial_host console = { .loop = &vm->loop,
+		                       .irq = raise_pin,
+		                       .irq_ctx = vm,
+		                       .pin = LAYOUT_PIN_SERIAL,
+		                       .out_fd = vm->serial_out,
+		                       .in_fd = vm->serial_in,
+		                       .hold_tx = serial_hold };
+	struct vsock_config config = { .path = vsock_path, .guest_cid = VSOCK_GUEST_CID };
+	struct vdev_host host = device_host(vm, 0);
+	int ret = loop_open(&vm->loop, LOOP_DEPTH, err);
+
+	if (ret == 0)
+		ret = serial_open(&vm->serial, &console, err);
+	if (ret == 0)
+		ret = vsock_open(&vm->vsock, &config, &host, 0, err);
+	if (ret == 0)
+		vm->slot[0] = vsock_vdev(vm->vsock);
+	return ret;
+}
+
+static int make_overlay(const char *dir, struct err *err)
+{
+	int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+	if (fd >= 0)
+		return fd;
+	err_set(err, -errno, "disk overlay in %s: %s", dir, strerror(errno));
+	return err_remedy(
+		err, "name a folder on a file system that has unnamed files (ext4, xfs, btrfs, "
+		     "tmpfs) with TMPDIR");
+}
+
+int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snapshot_disk *info,
+                 const char *overlay_dir, struct err *err)
+{
+	struct vdev_host host = device_host(vm, n + 1);
+	struct blk_config config = {
+		.base_fd = fd, .overlay_fd = -1, .readonly = info->readonly, .size = info->size
+	};
+	int ret = 0;
+
+	(void)snprintf(config.serial, sizeof(config.serial), "thawbox-disk%u", n);
+	if (overlay_dir)
+		config.overlay_fd = ret = make_overlay(overlay_dir, err);
+	if (ret >= 0)
+		ret = blk_open(&vm->disk[n], &config, &host, n + 1, err);
+	if (ret < 0) {
+		own_close_fd(&config.base_fd);
+		own_close_fd(&config.overlay_fd);
+		return ret;
+	}
+	vm->disk_info[n] = *info;
+	vm->slot[n + 1] = blk_vdev(vm->disk[n]);
+	vm->nr_disks = n + 1;
+	return 0;
+}
+
+static int boot_disk(struct vm *vm, unsigned n, const struct vm_disk *disk, const char *overlay_dir,
+                     struct err *err)
+{
+	bool write = !disk->readonly && !disk->overlay;
+	struct snapshot_disk info = { .readonly = disk->readonly };
+	own_fd int fd = open(disk->path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+	own_free char *full = realpath(disk->path, NULL);
+	int ret;
+
+	if (fd < 0 || !full)
+		return err_set(err, -errno, "disk %s: %s", disk->path, strerror(errno));
+	if (strlen(full) >= sizeof(info.path))
+		return err_set(err, -ENAMETOOLONG, "disk %s: the path has over %zu bytes", full,
+		               sizeof(info.path) - 1);
+	memcpy(info.path, full, strlen(full));
+	ret = snapshot_probe(fd, &info, err);
+	if (ret < 0)
+		return ret;
+	return vm_open_disk(vm, n, fd_take(&fd), &info, disk->overlay ? overlay_dir : NULL, err);
+}
+
+static int boot_kernel(struct vm *vm, const struct vm_boot_config *config, struct boot_regs *regs,
+                       struct err *err)
+{
+	own_free char *cmdline = NULL;
+	struct boot_plan plan = { .kernel = config->kernel,
+		                  .nr_vcpus = config->nr_vcpus,
+		                  .nr_disks = config->nr_disks,
+		                  .vmgenid = vm_vmgenid(vm) };
+
+	if (asprintf(&cmdline, "%s%s %s", CMDLINE_ALL,
+	             kvm_kind() == KVM_KIND_PVM ? CMDLINE_PVM : "",
+	             config->cmdline ? config->cmdline : "") < 0)
+		return err_set(err, -ENOMEM, "command line: out of memory");
+	plan.cmdline = cmdline;
+	if (getrandom(plan.rng_seed, sizeof(plan.rng_seed), 0) != sizeof(plan.rng_seed))
+		return err_set(err, -errno, "getrandom: %s", strerror(errno));
+	return boot_load(&vm->mem, &plan, regs, err);
+}
+
+static int boot_vcpus(struct vm *vm, const struct boot_regs *regs, struct err *err)
+{
+	int ret = kvm_vm_open(&vm->kvm, &vm->mem, err);
+
+	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++) {
+		ret = vcpu_open(&vm->vcpu[i], &vm->kvm, err);
+		if (ret == 0)
+			ret = cpu_boot(&vm->kvm, vm->vcpu[i].fd, i, regs, err);
+		if (ret == 0)
+			ret = vcpu_start(&vm->vcpu[i], NULL, NULL, err);
+	}
+	return ret;
+}
+
+int vm_boot(struct vm *vm, const struct vm_boot_config *config, struct err *err)
+{
+	struct boot_regs regs;
+	int ret;
+
+	vm->serial_out = config->serial_out;
+	vm->serial_in = config->serial_in;
+	if (config->nr_vcpus < 1 || config->nr_vcpus > SNAPSHOT_MAX_VCPUS)
+		return err_set(err, -EINVAL, "%u vCPUs: want 1 to %u", config->nr_vcpus,
+		               SNAPSHOT_MAX_VCPUS);
+	ret = gmem_open(&vm->mem, config->memory_size, LAYOUT_HOLE_START, LAYOUT_HOLE_END, -1);
+	if (ret < 0)
+		return err_set(err, ret, "guest memory of %llu bytes: %s",
+		               (unsigned long long)config->memory_size, strerror(-ret));
+	if (config->symbols)
+		ret = guestsym_load(config->symbols, &vm->gsym, err);
+	if (ret == 0)
+		ret = boot_kernel(vm, config, &regs, err);
+	if (ret == 0)
+		ret = vm_open_devices(vm, config->vsock_path, config->serial_hold, err);
+	for (unsigned i = 0; ret == 0 && i < config->nr_disks; i++)
+		ret = boot_disk(vm, i, &config->disk[i], config->overlay_dir, err);
+	for (unsigned i = 0; i < config->nr_vcpus; i++)
+		vcpu_init(&vm->vcpu[i], i, &vm->vcpu_host);
+	vm->nr_vcpus = config->nr_vcpus;
+	if (ret == 0)
+		ret = boot_vcpus(vm, &regs, err);
+	if (ret < 0)
+		return ret;
+	vm_interrupts_on(vm);
+	vm_resume(vm);
+	return 0;
+}
+
+void vm_pause(struct vm *vm)
+{
+	for (unsigned i = 0; i < vm->nr_vcpus; i++)
+		vcpu_pause(&vm->vcpu[i]);
+	vm->running = false;
+}
+
+void vm_resume(struct vm *vm)
+{
+	if (vm->running)
+		return;
+	serial_start(vm->serial);
+	for (unsigned i = 0; i < LAYOUT_VIRTIO_SLOTS; i++)
+		if (vm->slot[i])
+			vdev_resume(vm->slot[i]);
+	for (unsigned i = 0; i < vm->nr_vcpus; i++)
+		vcpu_run(&vm->vcpu[i]);
+	vm->running = true;
+}
+
+int vm_connect(struct vm *vm, int fd, uint32_t port, struct err *err)
+{
+	return vsock_connect(vm->vsock, fd, port, VSOCK_NOW, err);
+}
+
+static json_t *exits_json(const struct vcpu *vcpu)
+{
+	return json_pack("{s:I, s:I, s:I, s:I}", "mmio", (json_int_t)vcpu->exits.mmio, "io",
+	                 (json_int_t)vcpu->exits.io, "interrupted",
+	                 (json_int_t)vcpu->exits.interrupted, "other",
+	                 (json_int_t)vcpu->exits.other);
+}
+
+json_t *vm_stats(struct vm *vm)
+{
+	struct vsock_stats v;
+	json_t *all = json_object();
+
+	vsock_stats(vm->vsock, &v);
+	json_object_set_new(all, "vm", kvm_stats(vm->kvm.fd));
+	json_object_set_new(all, "vcpu", kvm_stats(vm->vcpu[0].fd));
+	json_object_set_new(all, "exits", exits_json(&vm->vcpu[0]));
+	json_object_set_new(all, "memory",
+	                    json_pack("{s:I, s:i, s:i, s:i}", "size", (json_int_t)vm->mem.size,
+	                              "workset_written", vm->pagein.written, "workset_read",
+	                              vm->pagein.read, "populated", vm->pagein.populated));
+	json_object_set_new(all, "vsock",
+	                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:i}", "opened",
+	                              (json_int_t)v.opened, "closed", (json_int_t)v.closed,
+	                              "refused", (json_int_t)v.refused, "bytes_to_guest",
+	                              (json_int_t)v.bytes_to_guest, "bytes_to_host",
+	                              (json_int_t)v.bytes_to_host, "live", (int)v.live));
+	return all;
+}

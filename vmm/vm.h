@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The machine: owns memory, vCPUs and devices, and knows where each of them is. Boots from a kernel
+ * (vm_boot) or from a snapshot (vm_thaw, thaw.c); is frozen into one by vm_snapshot (freeze.c). All
+ * functions are for the loop's thread.
+ */
+#ifndef VMM_VM_H
+#define VMM_VM_H
+
+#include "core/err.h"
+#include "core/gmem.h"
+#include "core/loop.h"
+#include "devices/blk.h"
+#include "devices/doorbell.h"
+#include "devices/ioapic.h"
+#include "devices/serial.h"
+#include "devices/vsock.h"
+#include "vmm/first.h"
+#include "vmm/guestsym.h"
+#include "vmm/kvm.h"
+#include "vmm/layout.h"
+#include "vmm/pagein.h"
+#include "vmm/snapshot.h"
+#include "vmm/vcpu.h"
+
+#include <jansson.h>
+
+#define VM_MAX_DISKS  SNAPSHOT_MAX_DISKS
+#define VM_EARLY_MSIS 32
+
+enum vm_event {
+	VM_PARKED,     /* an interpreter stands at the freeze point */
+	VM_FIRST_DONE, /* the first request is answered */
+	VM_ENDED,      /* the guest has ended: see end, end_detail */
+};
+
+struct vm_disk {
+	const char *path;
+	bool readonly;
+	bool overlay;
+};
+
+struct vm_boot_config {
+	const char *kernel, *cmdline, *symbols; /* symbols may be NULL */
+	uint64_t memory_size;                   /* bytes */
+	unsigned nr_vcpus, nr_disks;
+	struct vm_disk disk[VM_MAX_DISKS];
+	const char *vsock_path; /* NULL: none */
+	const char *overlay_dir;
+	int serial_out, serial_in; /* -1: none */
+	bool serial_hold;          /* the guest waits for a slow console */
+};
+
+struct vm_thaw_config {
+	const char *dir;
+	const char *vsock_path; /* NULL: none */
+	const char *overlay_dir;
+	const char *hostname; /* NULL: the template's */
+	const char *wake;     /* JSON for the interpreter */
+	uint64_t age_ns;      /* tests: as if the snapshot were that much older */
+	bool reseed;          /* false, tests only: the random state stays the template's */
+	int first_fd;         /* the first stream, taken over; -1: none */
+};
+
+/* CLOCK_MONOTONIC at the end of each part of a thaw, ns. */
+struct vm_timing {
+	uint64_t received, opened, memory, vm, state, devices, populated, run;
+};
+
+struct vm {
+	struct loop loop;
+	struct gmem mem;
+	struct kvm_vm kvm;
+	unsigned nr_vcpus;
+	struct vcpu_host vcpu_host;
+	struct vcpu vcpu[SNAPSHOT_MAX_VCPUS];
+
+	struct ioapic ioapic;
+	struct serial *serial;
+	struct doorbell bell;
+	struct vsock *vsock;
+	unsigned nr_disks;
+	struct blk *disk[VM_MAX_DISKS];
+	struct snapshot_disk disk_info[VM_MAX_DISKS];
+	struct vdev *slot[LAYOUT_VIRTIO_SLOTS]; /* NULL: empty */
+	int serial_out, serial_in;              /* owned */
+
+	/* Interrupts raised before the VM exists in KVM. Under msi_lock. */
+	pthread_mutex_t msi_lock;
+	bool msi_ready;
+	unsigned nr_msis;
+	struct kvm_msi msi[VM_EARLY_MSIS];
+
+	struct guestsym_state gsym;
+	uint8_t snapshot_id[SNAPSHOT_ID_LEN]; /* that it was thawed from */
+	struct first first;
+	struct pagein_stats pagein;
+	struct vm_timing timing;
+
+	/* Tells the control side; loop's thread. */
+	void (*on_event)(void *ctx, enum vm_event event);
+	void *event_ctx;
+	struct loop_event parked_event, first_event, ended_event;
+	enum vcpu_end end; /* written once, before ended_event is posted */
+	char end_detail[1024];
+	bool running;
+};
+
+void vm_init(struct vm *vm, void (*on_event)(void *ctx, enum vm_event event), void *ctx);
+/* Ends the vCPUs and frees all; removes the vsock socket. Safe after init. */
+void vm_close(struct vm *vm);
+
+/* Builds a machine and starts its kernel. On error nothing runs; vm_close() what there is. */
+NODISCARD int vm_boot(struct vm *vm, const struct vm_boot_config *config, struct err *err);
+/* Builds a machine from a snapshot and lets it run (thaw.c). first_fd is taken over in any case. */
+NODISCARD int vm_thaw(struct vm *vm, const struct vm_thaw_config *config, struct err *err);
+
+/* Parks the vCPUs. Devices go on with what they have. */
+void vm_pause(struct vm *vm);
+/* The devices look at all their queues, then the vCPUs run. */
+void vm_resume(struct vm *vm);
+/* Freezes into `dir` (freeze.c). The machine is paused and stays so. */
+NODISCARD int vm_snapshot(struct vm *vm, const char *dir, bool replace, struct err *err);
+/* Connects `fd` to a guest port (taken over on success). */
+NODISCARD int vm_connect(struct vm *vm, int fd, uint32_t port, struct err *err);
+/* What the kernel and the devices have counted: a new object. */
+json_t *vm_stats(struct vm *vm);
+
+/* For boot and thaw. */
+NODISCARD int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold,
+                              struct err *err);
+/* The descriptor is taken over in any case. `overlay_dir` NULL: no overlay. */
+NODISCARD int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snapshot_disk *info,
+                           const char *overlay_dir, struct err *err);
+/* The VM exists: interrupts go to it from now on, those raised so far first. */
+void vm_interrupts_on(struct vm *vm);
+uint64_t vm_vmgenid(const struct vm *vm); /* guest-physical address of its page */
+
+#endif
