@@ -9,14 +9,48 @@
 
 #include "devices/vdev.h"
 
+#define VIRTIO_ID_BLOCK 2u
+
+/* virtio 1.2 section 5.2.3 */
+#define VIRTIO_BLK_F_SEG_MAX      2
+#define VIRTIO_BLK_F_RO           5
+#define VIRTIO_BLK_F_BLK_SIZE     6
+#define VIRTIO_BLK_F_FLUSH        9
+#define VIRTIO_BLK_F_TOPOLOGY     10
+#define VIRTIO_BLK_F_DISCARD      13
+#define VIRTIO_BLK_F_WRITE_ZEROES 14
+
+/* virtio 1.2 section 5.2.6 */
+#define VIRTIO_BLK_T_IN           0u
+#define VIRTIO_BLK_T_OUT          1u
+#define VIRTIO_BLK_T_FLUSH        4u
+#define VIRTIO_BLK_T_GET_ID       8u
+#define VIRTIO_BLK_T_DISCARD      11u
+#define VIRTIO_BLK_T_WRITE_ZEROES 13u
+#define VIRTIO_BLK_S_OK           0u
+#define VIRTIO_BLK_S_IOERR        1u
+#define VIRTIO_BLK_S_UNSUPP       2u
+
+#define BLK_ID_LEN       20u
+#define BLK_MAX_REQUESTS 64u        /* in flight at once; further chains wait in the ring */
+#define BLK_MAX_SEGMENTS 126u       /* of one request's data */
+#define BLK_MAX_UNMAP    (1u << 21) /* sectors of one discard or write-zeroes */
+
 struct blk;
 
 struct blk_config {
 	int base_fd;    /* raw image; the device takes it over */
 	int overlay_fd; /* empty file for the overlay, taken over; -1: writes go to the base */
+	uint64_t size;  /* bytes of the base that are the disk; 0: all of them */
 	bool readonly;
-	char serial[21]; /* answered to GET_ID, NUL padded */
+	char serial[BLK_ID_LEN + 1]; /* answered to GET_ID, NUL padded */
 };
+
+#define BLK_STATE(F, A)                  \
+	F(1, uint64_t, size) /* bytes */ \
+	F(1, uint8_t, readonly)
+STATE_STRUCT(blk_state, BLK_STATE);
+const struct state_desc *blk_state_desc(void);
 
 /* Allocates and opens; on error the descriptors still belong to the caller. */
 NODISCARD int blk_open(struct blk **blk, const struct blk_config *config,
