@@ -39,7 +39,8 @@ struct ctl {
 static void say(struct ctl *ctl, json_t *object)
 {
 	char *text = json_dumps(object, JSON_COMPACT);
-	struct iovec iov[2] = { { text, text ? strlen(text) : 0 }, { "\n", 1 } };
+	char end = '\n';
+	struct iovec iov[2] = { { text, text ? strlen(text) : 0 }, { &end, 1 } };
 	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = 2 };
 
 	json_decref(object);

@@ -178,13 +178,15 @@ static int open_parts(struct snapshot *snap, struct err *err)
 {
 	int ret = read_state(snap, err);
 
-	if (ret == 0)
-		ret = state_get(&snap->state, snapshot_head_desc(), 0, &snap->head, err);
-	if (ret == 0)
-		ret = check_host(snap, err);
+	if (ret < 0)
+		return ret;
+	ret = state_get(&snap->state, snapshot_head_desc(), 0, &snap->head, err);
 	for (unsigned i = 0; ret == 0 && i < snap->head.nr_disks; i++)
 		ret = state_get(&snap->state, snapshot_disk_desc(), (uint16_t)i, &snap->disk[i],
 		                err);
+	if (ret < 0)
+		return err_wrap(err, "state");
+	ret = check_host(snap, err);
 	if (ret < 0)
 		return ret;
 	snap->memory_fd = openat(snap->dir_fd, "memory", O_RDONLY | O_CLOEXEC);

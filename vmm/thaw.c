@@ -196,7 +196,7 @@ static int prepare(struct thaw *thaw, struct snapshot *snap, struct err *err)
 	if (ret == 0)
 		ret = machine_state_get_bell(vm, &snap->state, err);
 	if (ret < 0)
-		return ret;
+		return err_wrap(err, "state");
 	make_older(&thaw->cpus, snap->head.nr_vcpus, thaw->config->age_ns);
 	for (unsigned i = 0; i < snap->head.nr_vcpus; i++)
 		vcpu_init(&vm->vcpu[i], i, &vm->vcpu_host);

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vmm/first.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct first first;
+static int peer;
+
+static void pair(const void *bytes, size_t n)
+{
+	int fds[2];
+
+	cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+	peer = fds[1];
+	cr_assert_eq(write(peer, bytes, n), (ssize_t)n);
+	first_open(&first, fds[0]);
+}
+
+Test(first, whole_frame)
+{
+	const uint8_t bytes[] = { 3, 0, 0, 0, 1, 'a', 'b', 'c' };
+
+	pair(bytes, sizeof(bytes));
+	cr_assert_eq(first.frame, sizeof(bytes));
+	cr_assert_eq(memcmp(first.buf, bytes, sizeof(bytes)), 0);
+}
+
+Test(first, part_of_a_frame_is_kept_for_vsock)
+{
+	const uint8_t bytes[] = { 9, 0, 0, 0, 1, 'a' };
+
+	pair(bytes, sizeof(bytes));
+	cr_assert_eq(first.frame, 0u);
+	cr_assert_eq(first.len, sizeof(bytes));
+}
+
+Test(first, giant_length_is_no_frame)
+{
+	const uint8_t bytes[] = { 0xff, 0xff, 0xff, 0xff, 1, 'a' };
+
+	pair(bytes, sizeof(bytes));
+	cr_assert_eq(first.frame, 0u);
+}
+
+Test(first, nothing_written_yet)
+{
+	pair("", 0);
+	cr_assert_eq(first.len, 0u);
+	cr_assert_eq(first.frame, 0u);
+}
+
+static bool never(void *ctx)
+{
+	(void)ctx;
+	return false;
+}
+
+static void *slow_reader(void *arg)
+{
+	static uint8_t got[8u << 20];
+	size_t n = 0, want = *(size_t *)arg;
+
+	while (n < want) {
+		ssize_t k = read(peer, got + n, want - n);
+
+		if (k <= 0)
+			break;
+		n += (size_t)k;
+	}
+	for (size_t i = 0; i < n; i++)
+		if (got[i] != (uint8_t)(i * 7))
+			return NULL;
+	return n == want ? arg : NULL;
+}
+
+Test(first, output_larger_than_the_socket_arrives_whole, .timeout = 20)
+{
+	static uint8_t out[4u << 20];
+	size_t want = sizeof(out);
+	struct iovec iov[3] = { { out, 1000 },
+		                { out + 1000, 3u << 20 },
+		                { out + 1000 + (3u << 20), 0 } };
+	pthread_t reader;
+	void *ok;
+
+	iov[2].iov_len = sizeof(out) - 1000 - (3u << 20);
+	for (size_t i = 0; i < sizeof(out); i++)
+		out[i] = (uint8_t)(i * 7);
+	pair("", 0);
+	cr_assert_eq(pthread_create(&reader, NULL, slow_reader, &want), 0);
+	first_output(&first, iov, 3, never, NULL);
+	pthread_join(reader, &ok);
+	cr_assert_not_null(ok, "bytes lost or out of order");
+}
+
+Test(first, a_gone_peer_does_not_stop_the_guest, .timeout = 20)
+{
+	char byte = 'x';
+	struct iovec iov = { &byte, 1 };
+
+	pair("", 0);
+	close(peer);
+	first_output(&first, &iov, 1, never, NULL);
+	first_output(&first, &iov, 1, never, NULL);
+	cr_assert(first.broken);
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The working set: what was written is found, and is private and present after it was applied. */
+#include "vmm/pagein.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PAGES 2048u
+
+static char dir[64];
+static int file, dir_fd;
+static const uint8_t id[SNAPSHOT_ID_LEN] = { 1, 2, 3 };
+
+static void setup(void)
+{
+	uint8_t page[GMEM_PAGE];
+
+	snprintf(dir, sizeof(dir), "/tmp/thawbox-test-XXXXXX");
+	cr_assert_not_null(mkdtemp(dir));
+	dir_fd = open(dir, O_RDONLY | O_DIRECTORY);
+	file = openat(dir_fd, "memory", O_RDWR | O_CREAT, 0600);
+	for (unsigned i = 0; i < PAGES; i++) {
+		memset(page, (int)(i | 1), sizeof(page));
+		cr_assert_eq(pwrite(file, page, sizeof(page), (off_t)i * GMEM_PAGE),
+		             (ssize_t)sizeof(page));
+	}
+}
+
+static void teardown(void)
+{
+	char command[128];
+
+	snprintf(command, sizeof(command), "rm -rf %s", dir);
+	cr_assert_eq(system(command), 0);
+}
+
+TestSuite(pagein, .init = setup, .fini = teardown);
+
+static void open_mem(struct gmem *mem)
+{
+	cr_assert_eq(gmem_open(mem, PAGES * GMEM_PAGE, 0xd0000000, 0x100000000, file), 0);
+}
+
+static unsigned private_pages(const struct gmem *mem)
+{
+	int pagemap = open("/proc/self/pagemap", O_RDONLY);
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < PAGES; i++) {
+		uint64_t entry;
+
+		cr_assert_eq(pread(pagemap, &entry, 8,
+		                   (off_t)(((uintptr_t)mem->region[0].hva / GMEM_PAGE + i) * 8)),
+		             8);
+		n += (entry >> 63 & 1) && !(entry >> 61 & 1);
+	}
+	close(pagemap);
+	return n;
+}
+
+static void record(void)
+{
+	struct err err = { 0 };
+	struct gmem mem;
+	uint8_t byte;
+
+	open_mem(&mem);
+	for (unsigned i = 10; i < 20; i++)
+		cr_assert_eq(gmem_write(&mem, gpa(i * GMEM_PAGE + 5), "w", 1), 0);
+	cr_assert_eq(gmem_write(&mem, gpa(1000 * GMEM_PAGE), "w", 1), 0);
+	cr_assert_eq(gmem_read(&mem, gpa(500 * GMEM_PAGE), &byte, 1), 0);
+	cr_assert_eq(pagein_record(&mem, dir, id, &err), 0, "%s", err.msg);
+	gmem_close(&mem);
+}
+
+Test(pagein, written_pages_come_in_private_with_the_template_content)
+{
+	struct pagein_stats stats;
+	struct err err = { 0 };
+	struct gmem mem;
+	uint8_t byte;
+
+	record();
+	open_mem(&mem);
+	cr_assert_eq(pagein_apply(&mem, dir_fd, id, &stats, &err), 0, "%s", err.msg);
+	cr_assert_eq(stats.written, 11u);
+	cr_assert_eq(stats.populated, 11u);
+	cr_assert_geq(stats.read, 1u);
+	cr_assert_eq(private_pages(&mem), 11u);
+	cr_assert_eq(gmem_read(&mem, gpa(10 * GMEM_PAGE + 5), &byte, 1), 0);
+	cr_assert_eq(byte, 10 | 1, "the page has the recording's content, not the template's");
+	gmem_close(&mem);
+}
+
+Test(pagein, none_is_slow_and_not_wrong)
+{
+	struct pagein_stats stats;
+	struct err err = { 0 };
+	struct gmem mem;
+
+	open_mem(&mem);
+	cr_assert_eq(pagein_apply(&mem, dir_fd, id, &stats, &err), 0);
+	cr_assert_eq(stats.populated, 0u);
+	gmem_close(&mem);
+}
+
+Test(pagein, of_another_snapshot)
+{
+	const uint8_t other[SNAPSHOT_ID_LEN] = { 9 };
+	struct pagein_stats stats;
+	struct err err = { 0 };
+	struct gmem mem;
+
+	record();
+	open_mem(&mem);
+	cr_assert_eq(pagein_apply(&mem, dir_fd, other, &stats, &err), -EBADMSG);
+	gmem_close(&mem);
+}
+
+Test(pagein, runs_outside_memory_are_refused)
+{
+	struct pagein_stats stats;
+	struct err err = { 0 };
+	struct gmem small;
+
+	record();
+	cr_assert_eq(gmem_open(&small, 256 * GMEM_PAGE, 0xd0000000, 0x100000000, file), 0);
+	cr_assert_eq(pagein_apply(&small, dir_fd, id, &stats, &err), -EBADMSG, "%s", err.msg);
+	gmem_close(&small);
+}
+
+Test(pagein, every_flipped_byte_is_refused)
+{
+	struct pagein_stats stats;
+	struct gmem mem;
+	int fd;
+	off_t len;
+
+	record();
+	open_mem(&mem);
+	fd = openat(dir_fd, "workset", O_RDWR);
+	len = lseek(fd, 0, SEEK_END);
+	for (off_t at = 0; at < len; at++) {
+		struct err err = { 0 };
+		uint8_t old, bad;
+
+		cr_assert_eq(pread(fd, &old, 1, at), 1);
+		bad = old ^ 0x40;
+		cr_assert_eq(pwrite(fd, &bad, 1, at), 1);
+		cr_assert_eq(pagein_apply(&mem, dir_fd, id, &stats, &err), -EBADMSG, "byte %lld",
+		             (long long)at);
+		cr_assert_eq(pwrite(fd, &old, 1, at), 1);
+	}
+	gmem_close(&mem);
+}
