@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel parent: imports once, warms up once, forks every interpreter kernel, reaps them.
+
+Order (docs/kernel.md): imports, warm-up, spares, then the default kernel, which makes its pages
+its own and parks last. The parent keeps root and never runs a user's code; a kernel drops to the
+user before it serves.
+"""
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import os
+import pwd
+import select
+import signal
+import site
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+IMPORTS = ("numpy", "pandas", "IPython", "matplotlib.pyplot", "scipy.stats", "PIL.Image", "requests")
+HEAP_SLACK = 16 << 20
+STACK_SLACK = 256 << 10
+QUIET_S = 1.0
+"""How long the default kernel lets the guest come to rest before it parks, in seconds."""
+REHEARSALS = ["1+1", "x = 1\nprint('a', x)\nx", "1/0", "''"]
+PR_SET_DUMPABLE = 4
+
+
+class Failure(Exception):
+    """The bake cannot go on; the text says what to change."""
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    """Returns the arguments; what is not given comes from the template's description."""
+    p = argparse.ArgumentParser(prog="kernel.py", description=__doc__)
+    p.add_argument("--template", default="/etc/thawbox/template.json")
+    p.add_argument("--spares", type=int, help="kernels beside the default one")
+    p.add_argument("--warmup", help="cells to run before the freeze, separated by lines '# %%'")
+    p.add_argument("--listen", default="vsock", help="'vsock', or 'unix:DIR' for DIR/PORT.sock")
+    p.add_argument("--doorbell", default="mmio",
+                   help="'mmio', 'fake:SHM,TO,FROM' (descriptors of a test), or 'none'")
+    p.add_argument("--ctl", type=int, default=3, help="descriptor of the agent")
+    p.add_argument("--user", default="user", help="who kernels run as; '' to stay as we are")
+    p.add_argument("--port", type=int, default=2000, help="of the default kernel")
+    args = p.parse_args(argv)
+    template: dict[str, Any] = {}
+    if os.path.exists(args.template):
+        with open(args.template, encoding="utf-8") as f:
+            template = json.load(f)
+    if args.spares is None:
+        args.spares = template.get("kernels", 1)
+    if args.warmup is None and template.get("warmup"):
+        args.warmup = os.path.join(os.path.dirname(args.template), template["warmup"])
+    args.env = template.get("env", {})
+    return args
+
+
+def split_cells(text: str) -> list[tuple[str, str]]:
+    """Splits a warm-up file at lines that start with '# %%'; returns (rest of that line, cell)."""
+    cells = []
+    title, lines = "", []
+    for line in text.splitlines(keepends=True) + ["# %%"]:
+        if not line.startswith("# %%"):
+            lines.append(line)
+            continue
+        if "".join(lines).strip():
+            cells.append((title, "".join(lines)))
+        title, lines = line[4:].strip(), []
+    return cells
+
+
+class Parent:
+    """Main thread only."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.ctl = socket.socket(fileno=args.ctl)
+        self.user = pwd.getpwnam(args.user) if args.user and os.geteuid() == 0 else None
+        self.children: dict[int, int] = {}  # pidfd -> pid
+        self.default_news: int | None = None
+        self.kernel_pids: dict[int, int] = {}
+
+    def tell(self, **message: Any) -> None:
+        """Sends one packet to the agent."""
+        self.ctl.send(json.dumps(message).encode())
+
+    def phase(self, text: str) -> None:
+        """Reports progress of the bake."""
+        self.tell(event="phase", text=text)
+
+    # ---- making ----
+
+    def become_user(self) -> None:
+        """Takes the environment of a login of the user, and the user's rights over files, so that
+        caches made by imports belong to the right one. Root can come back."""
+        if self.user:
+            os.environ.clear()
+            os.environ.update(
+                HOME=self.user.pw_dir, USER=self.user.pw_name, LOGNAME=self.user.pw_name,
+                SHELL=self.user.pw_shell, LANG="C.UTF-8", TERM="dumb",
+                PATH=f"{self.user.pw_dir}/.local/bin:/usr/local/bin:/usr/bin:/bin"
+                     ":/usr/local/sbin:/usr/sbin:/sbin")
+            os.chdir(self.user.pw_dir)
+            os.initgroups(self.user.pw_name, self.user.pw_gid)
+            os.setegid(self.user.pw_gid)
+            os.seteuid(self.user.pw_uid)
+        os.environ.update(self.args.env)
+        # Debian refuses pip outside a virtual environment; a sandbox is one.
+        os.environ.setdefault("PIP_BREAK_SYSTEM_PACKAGES", "1")
+        os.environ["PWD"] = os.getcwd()
+
+    def prepare_path(self) -> None:
+        """Makes sys.path a user's: the working directory first, `pip install --user` last."""
+        sys.path[0] = ""
+        site.ENABLE_USER_SITE, site.USER_BASE, site.USER_SITE = True, None, None
+        packages = site.getusersitepackages()
+        os.makedirs(packages, exist_ok=True)  # an absent directory would be cached as absent
+        if packages not in sys.path:
+            sys.path.append(packages)
+
+    def build(self) -> None:
+        """Imports everything and makes the shell."""
+        for name in IMPORTS:
+            self.phase(f"import {name}")
+            try:
+                importlib.import_module(name)
+            except ImportError as e:
+                raise Failure(f"import {name}: {e}; add its package to the template") from e
+        import thawbox_server  # noqa: F401  (only now: it imports IPython; kernels use it)
+        import thawbox_shell
+        self.phase("make the shell")
+        self.shell = thawbox_shell.Shell.instance(
+            ipython_dir=os.path.join(os.environ.get("HOME", "/tmp"), ".ipython"))
+        self.shell.enable_matplotlib("inline")
+        thawbox_shell.take_streams()
+        self.shell.settle_in()
+
+    def warm_up(self) -> None:
+        """Runs the template's cells as a user's, in this process, for all kernels to inherit."""
+        import _thawbox
+        if not self.args.warmup:
+            return
+        try:
+            with open(self.args.warmup, encoding="utf-8") as f:
+                cells = split_cells(f.read())
+        except OSError as e:
+            raise Failure(f"warm-up {self.args.warmup}: {e.strerror}; name a readable file") from e
+        _thawbox.capture()
+        try:
+            for i, (title, code) in enumerate(cells):
+                self.phase(f"warm-up {i + 1}/{len(cells)} {title}")
+                _thawbox.begin(1)
+                error = self.shell.run(code, False)
+                _thawbox.end()
+                if bool(error) != (title == "raises"):
+                    raise Failure(f"warm-up {self.args.warmup}, cell {i + 1}: "
+                                  + (error["traceback"] if error else "expected to raise"))
+        finally:
+            _thawbox.release()
+        self.shell.forget()
+
+    # ---- kernels ----
+
+    def listen(self, port: int) -> socket.socket:
+        """Returns a listening socket for a kernel."""
+        if self.args.listen == "vsock":
+            listener = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+            listener.bind((socket.VMADDR_CID_ANY, port))
+        else:
+            path = f"{self.args.listen.removeprefix('unix:')}/{port}.sock"
+            if os.path.exists(path):
+                os.unlink(path)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(path)
+        listener.listen(16)
+        return listener
+
+    def spawn(self, port: int, role: str) -> None:
+        """Forks a kernel that listens on a port, and says so."""
+        listener = self.listen(port)
+        news, say = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(news)
+            self.ctl.close()
+            for fd in self.children:
+                os.close(fd)
+            run_kernel(self, listener, role, port, say)
+        os.close(say)
+        listener.close()
+        if role == "default":
+            self.default_news = news
+        else:
+            os.close(news)
+        self.children[os.pidfd_open(pid)] = pid
+        self.tell(event="kernel", pid=pid, port=port, role=role)
+
+    def reap(self, pidfd: int) -> None:
+        """Reports a kernel that ended."""
+        pid = self.children.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self.tell(event="exit", pid=pid,
+                  signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
+                  code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0)
+
+    def command(self) -> bool:
+        """Does what the agent asks; False when the agent is gone."""
+        packet = self.ctl.recv(65536)
+        if not packet:
+            return False
+        try:
+            message = json.loads(packet)
+            if message["op"] != "fork":
+                raise ValueError(f"unknown op {message['op']!r}")
+            self.spawn(int(message["port"]), "spare")
+        except (ValueError, KeyError, TypeError, OSError) as e:
+            self.phase(f"command refused: {packet[:200]!r}: {e}")
+        return True
+
+    def news(self) -> None:
+        """Passes on what the default kernel says on its way to the freeze point."""
+        data = os.read(self.default_news, 4096)
+        for line in data.decode().splitlines():
+            if line == "ready":
+                self.tell(event="ready")
+            else:
+                self.phase(line)
+        if not data:
+            os.close(self.default_news)
+            self.default_news = None
+
+    def loop(self) -> None:
+        """Waits for the agent, the kernels' ends and the default kernel's news."""
+        while True:
+            poll = select.poll()
+            for fd in [self.ctl.fileno(), *self.children]:
+                poll.register(fd, select.POLLIN)
+            if self.default_news is not None:
+                poll.register(self.default_news, select.POLLIN)
+            for fd, _ in poll.poll():
+                if fd in self.children:
+                    self.reap(fd)
+                elif fd == self.default_news:
+                    self.news()
+                elif not self.command():
+                    return
+
+
+def run_kernel(parent: Parent, listener: socket.socket, role: str, port: int, say: int) -> None:
+    """The life of a forked kernel; never returns."""
+    import _thawbox
+    import thawbox_server
+    try:
+        os.setsid()
+        if parent.user:
+            os.seteuid(0)
+        kernel = thawbox_server.Kernel(parent.shell)
+        is_default = role == "default"
+        if is_default:
+            open_doorbell(parent.args.doorbell, port)
+            os.write(say, b"make pages private\n")
+            _thawbox.settle()
+        drop_rights(parent.user)
+        _thawbox.capture()
+        if is_default and parent.args.doorbell != "none":
+            os.write(say, b"rehearse the first cell\n")
+            _thawbox.slack(HEAP_SLACK, STACK_SLACK)
+            kernel.rehearse_all(REHEARSALS)
+            os.write(say, b"ready\n")
+            time.sleep(QUIET_S)
+            os.close(say)
+            kernel.freeze(REHEARSALS[0])
+            kernel.serve(listener)
+        else:
+            os.close(say)
+            kernel.serve(listener, lambda: thawbox_server.reseed(os.urandom(64)))
+    except BaseException:
+        _thawbox.release()
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(1)
+
+
+def open_doorbell(kind: str, port: int) -> None:
+    """Opens the doorbell of the default kernel."""
+    import _thawbox
+    if kind == "mmio":
+        _thawbox.open(port)
+    elif kind.startswith("fake:"):
+        _thawbox.open_fake(*map(int, kind[5:].split(",")), port)
+
+
+def drop_rights(user: pwd.struct_passwd | None) -> None:
+    """Becomes the user for good. The process stays one that its user may look into."""
+    if not user:
+        return
+    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+    os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the parent until the agent is gone. Returns the exit status."""
+    args = options(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = Parent(args)
+    try:
+        parent.become_user()
+        parent.build()
+        parent.prepare_path()
+        parent.warm_up()
+        for i in range(args.spares):
+            parent.spawn(args.port + 1 + i, "spare")
+        parent.spawn(args.port, "default")
+        parent.loop()
+    except Failure as e:
+        parent.phase(f"failed: {e}")
+        os.write(2, f"kernel.py: {e}\n".encode())
+        return 1
+    except Exception:  # sys.stderr may be a kernel's already
+        os.write(2, traceback.format_exc().encode())
+        return 1
+    return 0

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One interpreter kernel: the freeze point, then cells over its own stream (docs/protocol.md
+sections 3 and 5)."""
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+from typing import Any, Callable
+
+import _thawbox
+from thawbox_shell import Shell, quote
+
+REQUEST = 0x01
+RESULT = 0x10
+MORE = 0x80
+FRAME_MAX = 1 << 20
+PAYLOAD_MAX = 64 << 20
+ENTROPY = 64
+PARK_AGAIN = 0xFFFFFFFF
+PARK_DONE = 0xFFFFFFFE
+HEADER = struct.Struct("<IB")
+REHEARSALS = 3
+
+
+class ProtocolError(Exception):
+    """A request that docs/protocol.md does not allow; answered, and nothing was done."""
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """Returns one frame of at most FRAME_MAX bytes."""
+    return HEADER.pack(len(payload), kind) + payload
+
+
+def member(request: dict[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """Returns a member of a request; raises ProtocolError when it is missing or of another type."""
+    value = request.get(name, default)
+    if type(value) is not kind:
+        raise ProtocolError(f'"{name}" must be {kind.__name__}, is {type(value).__name__}')
+    return value
+
+
+class Reader:
+    """Whole payloads out of a stream of frames. One system call a request in the common case."""
+
+    def __init__(self, conn: socket.socket) -> None:
+        self._conn = conn
+        self._data = bytearray()
+
+    def _need(self, n: int) -> bool:
+        """Reads until n bytes are there; False when the stream ends before."""
+        while len(self._data) < n:
+            piece = self._conn.recv(max(65536, min(n - len(self._data), FRAME_MAX)))
+            if not piece:
+                return False
+            self._data += piece
+        return True
+
+    def payload(self) -> tuple[int, bytes] | None:
+        """Returns the next type and payload, None at the end of the stream.
+
+        Raises ProtocolError for lengths out of bounds (the stream cannot go on after that) and
+        OSError when the stream broke.
+        """
+        whole = b""
+        while True:
+            if not self._need(HEADER.size):
+                return None
+            n, kind = HEADER.unpack_from(self._data)
+            if n > FRAME_MAX or len(whole) + n > PAYLOAD_MAX:
+                raise ProtocolError(f"a payload of {len(whole) + n} bytes is too large")
+            if not self._need(HEADER.size + n):
+                return None
+            whole += self._data[HEADER.size:HEADER.size + n]
+            del self._data[:HEADER.size + n]
+            if not kind & MORE:
+                return kind, bytes(whole)
+
+
+class Usage:
+    """What the last cell used: differences between two marks. Times in ns and seconds."""
+
+    def __init__(self) -> None:
+        try:
+            self._peak = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            self._peak = -1  # then peak_kib is that of the process's life
+        self.begin()
+        self.end(time.monotonic_ns())
+
+    def cpu(self) -> tuple[float, float]:
+        """Returns user and system seconds of this process and its waited-for children."""
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return own.ru_utime + children.ru_utime, own.ru_stime + children.ru_stime
+
+    def begin(self) -> None:
+        """Marks a start. Makes system calls, so before the freeze point for the first cell."""
+        if self._peak >= 0:
+            os.pwrite(self._peak, b"5", 0)
+        self._cpu = self.cpu()
+        self.start_ns = time.monotonic_ns()
+
+    def end(self, now_ns: int) -> None:
+        """Computes what was used up to now; now_ns is when the cell ended."""
+        user, system = self.cpu()
+        self.last = {
+            "wall_ms": (now_ns - self.start_ns) / 1e6,
+            "cpu_user_ms": (user - self._cpu[0]) * 1e3,
+            "cpu_system_ms": (system - self._cpu[1]) * 1e3,
+            "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        }
+
+
+def reseed(entropy: bytes) -> None:
+    """Replaces the state of Python's and numpy's global generators; 64 bytes, half for each."""
+    half = len(entropy) // 2
+    random.seed(int.from_bytes(entropy[:half], "little"))
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random:
+        numpy_random.seed(list(struct.unpack(f"<{half // 4}I", entropy[half:])))
+    tempfile._name_sequence = None  # it has a generator of its own, made at first use
+
+
+class Kernel:
+    """Answers requests in one shell. Everything runs on the main thread."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.running = False
+        self.usage = Usage()
+        signal.signal(signal.SIGINT, self.on_sigint)
+
+    def on_sigint(self, number: int, where: Any) -> None:
+        """Interrupts a cell; between cells there is nothing to interrupt."""
+        if self.running:
+            raise KeyboardInterrupt
+
+    # ---- requests ----
+
+    def answer(self, kind: int, payload: bytes, is_first: bool = False) -> None:
+        """Answers one request; frames are sent when this returns."""
+        self.ended_ns = 0
+        try:
+            request = self.parse(kind, payload)
+            result = self.OPS[request["op"]](self, request, is_first)
+        except ProtocolError as e:
+            result = b'{"status":"error","error":{"name":"ProtocolError","value":%s}}' \
+                % quote(str(e)).encode("ascii")
+        _thawbox.frame(RESULT, result)
+        _thawbox.flush()
+        if self.ended_ns:
+            self.usage.end(self.ended_ns)
+
+    def parse(self, kind: int, payload: bytes) -> dict[str, Any]:
+        """Returns the request, with an "op" that exists. Raises ProtocolError."""
+        if kind != REQUEST:
+            raise ProtocolError(f"frame type 0x{kind:02x} where a REQUEST was expected")
+        try:
+            request = json.loads(payload)
+        except (ValueError, RecursionError) as e:
+            raise ProtocolError(f"the request is not JSON: {e}") from None
+        if not isinstance(request, dict):
+            raise ProtocolError("the request is not a JSON object")
+        if request.get("op") not in self.OPS:
+            raise ProtocolError(f'unknown op {request.get("op")!r}; one of {", ".join(self.OPS)}')
+        return request
+
+    def op_run(self, request: dict[str, Any], is_first: bool) -> bytes:
+        """Runs a cell. Returns the RESULT."""
+        code = member(request, "code", str)
+        silent = member(request, "silent", bool, False)
+        max_output = member(request, "max_output", int, 0)
+        if not 0 <= max_output < 1 << 40:
+            raise ProtocolError(f'"max_output" must be 0 or a number of bytes, is {max_output}')
+        if is_first:
+            self.usage.start_ns = time.monotonic_ns()
+        else:
+            self.usage.begin()
+        count = self.shell.execution_count
+        _thawbox.begin(max_output)
+        error = self.guarded(code, silent)
+        if _thawbox.forked():
+            self.leave_child(error)
+        cut_out, cut_err = _thawbox.end()
+        self.ended_ns = time.monotonic_ns()
+        return b'{"status":"%s","execution_count":%d,"error":%s,"cut":{"stdout":%d,"stderr":%d}}' \
+            % (b"error" if error else b"ok", count,
+               json.dumps(error).encode("ascii") if error else b"null", cut_out, cut_err)
+
+    def guarded(self, code: str, silent: bool) -> dict[str, str] | None:
+        """Runs a cell, interruptible; an interrupt that strikes the shell's own code ends the
+        cell as one in the cell's code does."""
+        try:
+            self.running = True
+            error = self.shell.run(code, silent)
+            self.running = False
+        except BaseException as e:
+            self.running = False
+            name = type(e).__name__
+            error = {"name": name, "value": str(e), "traceback": f"{name}: {e}".rstrip(": ")}
+        return error
+
+    def leave_child(self, error: dict[str, str] | None) -> None:
+        """Ends a process that the cell forked: it must not go on as a second kernel."""
+        if error and error["name"] != "SystemExit":
+            _thawbox.write(1, error["traceback"] + "\n")
+        code = error["value"] if error and error["name"] == "SystemExit" else ""
+        os._exit(int(code) & 0xFF if code.isdecimal() else int(bool(error)))
+
+    def op_usage(self, request: dict[str, Any], is_first: bool) -> bytes:
+        """Returns what the last cell used."""
+        return json.dumps(self.usage.last).encode("ascii")
+
+    def op_complete(self, request: dict[str, Any], is_first: bool) -> bytes:
+        """Returns completions at a cursor, counted in characters."""
+        code = member(request, "code", str)
+        cursor = member(request, "cursor", int)
+        if not 0 <= cursor <= len(code):
+            raise ProtocolError(f'"cursor" must be in 0..{len(code)}, is {cursor}')
+        try:
+            matches, start, end = self.shell.complete_at(code, cursor)
+        except Exception:  # an object of the user's, looked into, may raise anything
+            matches, start, end = [], cursor, cursor
+        return json.dumps({"matches": matches, "start": start, "end": end}).encode("ascii")
+
+    OPS: dict[str, Callable[["Kernel", dict[str, Any], bool], bytes]] = {
+        "run": op_run, "usage": op_usage, "complete": op_complete}
+
+    # ---- the stream ----
+
+    def serve(self, listener: socket.socket, on_first: Callable[[], None] | None = None) -> None:
+        """Serves connections one after another, for ever. on_first runs before the first request."""
+        os.register_at_fork(after_in_child=listener.close)
+        while True:
+            conn, _ = listener.accept()
+            if on_first:
+                on_first()
+                on_first = None
+            with conn:
+                _thawbox.attach(conn.fileno())
+                self.serve_stream(Reader(conn))
+                _thawbox.attach(-1)
+
+    def serve_stream(self, reader: Reader) -> None:
+        """Answers requests until the stream ends, or until what comes is no frame."""
+        try:
+            while (got := reader.payload()) is not None:
+                self.answer(*got)
+        except ProtocolError as e:
+            _thawbox.frame(RESULT, json.dumps(
+                {"status": "error", "error": {"name": "ProtocolError", "value": str(e)}}).encode())
+            _thawbox.flush()
+        except OSError:
+            pass  # the peer reset the stream: the next connection is a new one
+
+    # ---- the freeze point ----
+
+    def first(self) -> int:
+        """Parks; at the thaw takes the wake, then answers the first request if there is one.
+
+        Between the return of park() and the flush in answer(), nothing here may enter the kernel:
+        see docs/kernel.md. Returns what PARK read.
+        """
+        n = _thawbox.park()
+        if n >= PARK_DONE:
+            return n
+        entropy, about, request = _thawbox.wake(n)
+        reseed(entropy)
+        self.take_name(about)
+        if n:
+            self.answer(request[4], request[HEADER.size:], True)
+        return n
+
+    def take_name(self, about: bytes) -> None:
+        """Sets the environment that came with the wake: JSON {"id", "hostname", "env"}."""
+        wake = json.loads(about)
+        env = wake.get("env")
+        if wake.get("hostname"):
+            os.environ["HOSTNAME"] = wake["hostname"]
+        if wake.get("id"):
+            os.environ["THAWBOX_ID"] = wake["id"]
+        if env:
+            os.environ.update(env)
+
+    def rehearse(self, code: str) -> None:
+        """Runs a first cell without a monitor, then forgets it: the code and the pages of the real
+        one have been used when it comes."""
+        request = frame(REQUEST, json.dumps(
+            {"op": "run", "code": code, "silent": False, "max_output": 1 << 20}).encode())
+        about = b'{"id":"rehearsal","hostname":"sandbox","env":{}}'
+        message = struct.pack("<4sI", b"WAKE", len(about)) + os.urandom(ENTROPY) \
+            + struct.pack("<Q", time.time_ns()) + about + request
+        _thawbox.rehearse(message, len(request))
+        self.first()
+        _thawbox.rehearse(None, 0)
+        del os.environ["THAWBOX_ID"]
+        self.shell.forget()
+
+    def rehearse_all(self, cells: list[str]) -> None:
+        """Runs each kind of first cell until it finds everything in place."""
+        for code in cells * REHEARSALS:
+            self.rehearse(code)
+
+    def freeze(self, code: str) -> None:
+        """Parks for good: returns when the sandbox's first request has been answered, or is not
+        for this stream. A PARK that says "again" is a null request: it costs a rehearsal, which
+        makes the pages of a first cell this sandbox's own."""
+        gc.collect()
+        gc.freeze()
+        while True:
+            self.rehearse(code)
+            self.usage.begin()
+            if self.first() != PARK_AGAIN:
+                return

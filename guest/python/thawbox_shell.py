@@ -1,0 +1,471 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell that runs cells: IPython, with a lean path around it for plain Python.
+
+A plain cell needs none of IPython's source transformations, yet pays for them in pages touched
+(docs/kernel.md). The lean path compiles and runs it in the same namespace, with the same history,
+display hook, formatters and traceback printer; whatever is not plain goes to IPython's run_cell.
+"""
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import getpass
+import io
+import json
+import linecache
+import sys
+import traceback
+import warnings
+import zlib
+from typing import Any
+
+import _thawbox
+from IPython.core.autocall import IPyAutocall
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import StdinNotImplementedError
+from IPython.core.history import HistoryManager
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.macro import Macro
+from traitlets import Type
+from traitlets.config import Config
+
+DISPLAY = 0x14
+VALUE_MAX = 10 << 20
+"""Longest MIME value or error text in bytes (of UTF-8 or base64)."""
+REPR_KEPT = 64 << 10
+"""Longest text kept for `%history -o`, in characters."""
+
+quote = json.encoder.encode_basestring_ascii
+SCALARS = (int, str, bool, float, complex, bytes, type(None))
+"""Types whose text IPython makes by repr() and for which it has no other representation."""
+
+
+def clean(text: str) -> str:
+    """Returns text that JSON readers accept: lone surrogates become backslash escapes."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def shorten(text: str, what: str) -> str:
+    """Returns text cut to VALUE_MAX characters, with a note of what was cut and how much."""
+    if len(text) <= VALUE_MAX:
+        return text
+    return f"{text[:VALUE_MAX]}\n[thawbox: {len(text) - VALUE_MAX} characters of {what} cut: " \
+           f"over {VALUE_MAX >> 20} MiB]"
+
+
+def mime_text(mime: str, value: Any) -> str:
+    """Returns a MIME value as protocol section 2 carries it: text, base64 of bytes, JSON text.
+
+    Raises TypeError or ValueError for JSON data that cannot be written.
+    """
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, str):
+        return clean(value)
+    return json.dumps(value, allow_nan=False)
+
+
+def bundle(kind: str, data: dict[str, Any], metadata: dict[str, Any] | None) -> bytes:
+    """Returns the payload of a DISPLAY frame; values that are too large leave a note instead."""
+    out: dict[str, str] = {}
+    notes = []
+    for mime, value in data.items():
+        try:
+            text = mime_text(mime, value)
+        except (TypeError, ValueError) as e:
+            notes.append(f"[thawbox: {mime} dropped: {e}]")
+            continue
+        if len(text) <= VALUE_MAX:
+            out[mime] = text
+        elif mime == "text/plain":
+            out[mime] = shorten(text, mime)
+        else:
+            notes.append(f"[thawbox: {mime} dropped: {len(text)} bytes, over "
+                         f"{VALUE_MAX >> 20} MiB]")
+    if notes:
+        out["text/plain"] = "\n".join([out.get("text/plain", "")] + notes).lstrip("\n")
+    try:
+        about = json.dumps(metadata or {}, allow_nan=False)
+    except (TypeError, ValueError):
+        about = "{}"
+    return f'{{"kind":"{kind}","data":{json.dumps(out)},"metadata":{about}}}'.encode("ascii")
+
+
+class OutStream(io.TextIOBase):
+    """sys.stdout and sys.stderr: text straight to the frame writer.
+
+    `buffer` takes bytes; fileno() is the captured descriptor, so children may be given it.
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    line_buffering = True
+
+    class Raw(io.RawIOBase):
+        """The binary side of a stream."""
+
+        def __init__(self, stream: int) -> None:
+            self._stream = stream
+
+        def write(self, data: Any) -> int:
+            n = memoryview(data).nbytes
+            _thawbox.write(self._stream, data)
+            return n
+
+        def flush(self) -> None:
+            _thawbox.hint()
+
+        def fileno(self) -> int:
+            return self._stream + 1
+
+        def writable(self) -> bool:
+            return True
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+        self.buffer = self.Raw(stream)
+        self.name = ("<stdout>", "<stderr>")[stream]
+        self.mode = "w"
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        return _thawbox.write(self._stream, text)
+
+    def flush(self) -> None:
+        _thawbox.hint()
+
+    def fileno(self) -> int:
+        return self._stream + 1
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Does nothing: `sys.stdout.close()` in one cell must not silence the next one."""
+
+    def reconfigure(self, **options: Any) -> None:
+        """Accepted for programs that set an encoding; the encoding stays UTF-8."""
+
+
+class CellCompiler(CachingCompiler):
+    """Names cells by a CRC: a secure hash of each cell would bring OpenSSL onto the first path."""
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        crc = zlib.crc32(transformed_code.encode("utf-8", "surrogatepass"))
+        return f"<ipython-input-{number}-{crc:08x}>"
+
+
+class CellHistory(HistoryManager):
+    """History of this session only: no database, no thread, plain attributes for the last inputs."""
+
+    _i00 = _i = _ii = _iii = ""
+
+    def store_inputs(self, line_num: int, source: str, source_raw: str | None = None) -> None:
+        raw = (source if source_raw is None else source_raw).rstrip("\n")
+        self.input_hist_parsed.append(source.rstrip("\n"))
+        self.input_hist_raw.append(raw)
+        self._i, self._ii, self._iii = self._i00, self._i, self._ii
+        self._i00 = raw
+        names = {"_i": self._i, "_ii": self._ii, "_iii": self._iii, f"_i{line_num}": raw}
+        self.shell.user_ns.update(names)
+        self.shell.user_ns_hidden.update(names)
+
+
+class CellDisplayHook(DisplayHook):
+    """Sends a cell's value as a DISPLAY frame of kind "result"."""
+
+    def __call__(self, result: Any = None) -> None:
+        shell = self.shell
+        self.check_for_underscore()
+        if result is None or self.quiet():
+            return
+        text = shell.scalar_text(result)
+        if text is None:
+            data, metadata = self.compute_format_data(result)
+        else:
+            data, metadata = {"text/plain": text}, None
+        self.update_user_ns(result)
+        self.fill_exec_result(result)
+        if not data:
+            return
+        if text is None or len(text) > REPR_KEPT:
+            _thawbox.frame(DISPLAY, bundle("result", data, metadata))
+        else:
+            _thawbox.frame(DISPLAY, b'{"kind":"result","data":{"text/plain":%s},"metadata":{}}'
+                           % quote(clean(text)).encode("ascii"))
+        plain = data.get("text/plain")
+        if plain is not None and len(plain) <= REPR_KEPT:
+            shell.history_manager.output_hist_reprs[shell.execution_count] = plain
+
+    def quiet(self) -> bool:
+        """Tells whether the cell ends in a semicolon; tokenizes only a cell that may."""
+        source = self.shell.history_manager.input_hist_parsed[-1]
+        return ";" in source and bool(super().quiet())
+
+
+class CellPublisher(DisplayPublisher):
+    """Sends display() and friends as DISPLAY frames of kind "display"."""
+
+    def publish(self, data: dict, metadata: dict | None = None, source: str | None = None, *,
+                transient: dict | None = None, update: bool = False, **kwargs: Any) -> None:
+        _thawbox.frame(DISPLAY, bundle("display", data, metadata))
+        _thawbox.hint()
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Does nothing: frames that were sent stay sent."""
+
+
+def no_input(*args: Any, **kwargs: Any) -> str:
+    """Stands for input() and getpass(): raises, because a cell has nobody to ask."""
+    raise StdinNotImplementedError(
+        "input() was called, but a sandbox's cell has no standard input. "
+        "Set the value in the code instead.")
+
+
+def take_streams() -> None:
+    """Puts our streams, and nobody to ask, where Python keeps them. For good."""
+    sys.stdout = sys.__stdout__ = OutStream(0)
+    sys.stderr = sys.__stderr__ = OutStream(1)
+    builtins.input = getpass.getpass = no_input
+
+
+class Shell(InteractiveShell):
+    """An InteractiveShell without terminal, history file and threads. Main thread only."""
+
+    displayhook_class = Type(CellDisplayHook)
+    display_pub_class = Type(CellPublisher)
+    compiler_class = Type(CellCompiler)
+    execution_count = 1
+    system = InteractiveShell.system_raw
+
+    def __init__(self, ipython_dir: str) -> None:
+        """Made by Shell.instance(ipython_dir=...); the directory is created if it is not there."""
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.InteractiveShell.colors = "NoColor"
+        config.IPCompleter.use_jedi = False
+        super().__init__(config=config, ipython_dir=ipython_dir)
+        warnings.filterwarnings("ignore", message="To exit: use 'exit'")
+        self.shown: list[tuple[BaseException | None, str]] = []
+        self.builtin_trap.__enter__()
+        self.display_trap.__enter__()
+        sys.excepthook = self.excepthook
+
+    def settle_in(self) -> None:
+        """Notes the state in which cells may be lean; after extensions have been loaded."""
+        formatters = self.display_formatter.formatters
+        self._plain_text = formatters["text/plain"]
+        self._rich = [f.type_printers for mime, f in formatters.items() if mime != "text/plain"]
+        self._rich += [self.display_formatter.ipython_display_formatter.type_printers,
+                       self.display_formatter.mimebundle_formatter.type_printers]
+        self._scalar_printers = {t: self._plain_text.type_printers.get(t) for t in SCALARS}
+        self._callbacks = {name: list(c) for name, c in self.events.callbacks.items()}
+        self._ns = dict(self.user_ns)
+        self._hidden = dict(self.user_ns_hidden)
+
+    def init_history(self) -> None:
+        self.history_manager = CellHistory(shell=self, parent=self)
+        self.configurables.append(self.history_manager)
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """There are no event loops of windows here."""
+
+    def ask_exit(self) -> None:
+        """exit() and quit(): the context outlives its cells."""
+        raise SystemExit
+
+    def _showtraceback(self, etype: type, evalue: BaseException | None, stb: list[str]) -> None:
+        self.shown.append((evalue, self.InteractiveTB.stb2text(stb)))
+
+    # ---- running ----
+
+    def run(self, code: str, silent: bool) -> dict[str, str] | None:
+        """Runs a cell; frames of what it shows are queued on the way.
+
+        Returns None, or the error as protocol section 3 shapes it. Raises nothing but a
+        KeyboardInterrupt that arrives between two of its own steps.
+        """
+        self.shown.clear()
+        source = self.lean_source(code)
+        if source is None:
+            error = self.run_ipython(code, silent)
+        elif not source:
+            error = None
+        else:
+            error = self.run_lean(source, code, silent)
+        return None if error is None and not self.shown else self.report(error)
+
+    def run_ipython(self, code: str, silent: bool) -> BaseException | None:
+        """Runs a cell by IPython's own run_cell; returns its exception."""
+        result = self.run_cell(code, store_history=not silent, silent=silent)
+        return result.error_before_exec or result.error_in_exec
+
+    def lean_source(self, code: str) -> str | None:
+        """Returns the source as IPython would transform it, "" if there is none, None if only
+        IPython can tell. Decided by a look at the text; the compiler has the last word."""
+        if not code or code.isspace():
+            return ""
+        while code[0] in " \t\n":
+            head, newline, rest = code.partition("\n")
+            if not newline or not head.isspace() and head:
+                return None
+            code = rest
+        if "\r" in code or "\f" in code or "await" in code or "async" in code:
+            return None
+        if code.startswith("In ["):
+            return None
+        if code[-1] != "\n":
+            code += "\n"
+        if code.find("\n") == len(code) - 1 and self.is_dynamic(code):
+            return None
+        return code
+
+    def is_dynamic(self, line: str) -> bool:
+        """Tells whether a one-line cell may be a magic without %, an alias, a macro or exit."""
+        word = line.split(None, 1)[0]
+        if not word.isidentifier():
+            return False
+        value = self.user_ns.get(word)
+        return isinstance(value, (IPyAutocall, Macro)) \
+            or word in self.magics_manager.magics["line"] \
+            or word in self.magics_manager.magics["cell"]
+
+    def is_standard(self) -> bool:
+        """Tells whether nobody has hooked into the machinery that the lean path leaves out."""
+        return not (self.ast_transformers or self.input_transformers_post
+                    or self.input_transformers_cleanup or self.custom_exceptions
+                    or self.logger.log_active or self.call_pdb
+                    or self.ast_node_interactivity != "last_expr"
+                    or self.events.callbacks != self._callbacks)
+
+    def compile_lean(self, source: str, name: str, silent: bool) -> tuple[Any, Any, bool] | None:
+        """Returns the cell as (statements, last expression, whether that one is an eval), either
+        part None; or None when the source is not plain Python."""
+        try:
+            if not silent:
+                try:
+                    return None, compile(source, name, "eval", self.compile.flags, True), True
+                except SyntaxError:
+                    pass
+            tree = self.compile.ast_parse(source, name)
+            last = None
+            if tree.body and isinstance(tree.body[-1], ast.Expr) and not silent:
+                last = self.compile(ast.Interactive([tree.body.pop()]), name, "single")
+            body = self.compile(tree, name, "exec") if tree.body else None
+            return body, last, False
+        except (SyntaxError, ValueError, TypeError, OverflowError, MemoryError, RecursionError):
+            return None
+
+    def run_lean(self, source: str, raw: str, silent: bool) -> BaseException | None:
+        """Runs a plain cell, or hands it to IPython if it is not; returns its exception."""
+        number = self.execution_count
+        name = self.compile.get_code_name(raw, source, number)
+        parts = self.compile_lean(source, name, silent) if self.is_standard() else None
+        if parts is None:
+            return self.run_ipython(raw, silent)
+        self.compile.cache(source, number, raw)
+        if not silent:
+            self.history_manager.store_inputs(number, source, raw)
+        error = self.execute(*parts)
+        figures = sys.modules.get("matplotlib._pylab_helpers")
+        if figures and figures.Gcf.figs:
+            self.events.trigger("post_execute")
+        if not silent:
+            self.execution_count = number + 1
+        return error
+
+    def execute(self, body: Any, last: Any, is_eval: bool) -> BaseException | None:
+        """Runs compiled code in the user's namespace; returns the exception it raised, shown."""
+        ns = self.user_ns
+        try:
+            if body is not None:
+                exec(body, ns)
+            if is_eval:
+                sys.displayhook(eval(last, ns))
+            elif last is not None:
+                exec(last, ns)
+        except SystemExit as e:
+            self.showtraceback(exception_only=True)
+            return e
+        except BaseException as e:
+            self.showtraceback(running_compiled_code=True)
+            return e
+        return None
+
+    # ---- what is seen ----
+
+    def scalar_text(self, value: Any) -> str | None:
+        """Returns the text of a value that has no other representation, None for the others."""
+        kind = type(value)
+        if kind not in SCALARS:
+            return None
+        plain = self._plain_text
+        if not plain.pprint or plain.float_format != "%r" \
+                or plain.type_printers.get(kind) is not self._scalar_printers[kind] \
+                or any(kind in printers for printers in self._rich):
+            return None
+        try:
+            return repr(value)
+        except ValueError:
+            return None  # an int with too many digits: IPython's way of saying so
+
+    def report(self, error: BaseException | None) -> dict[str, str] | None:
+        """Turns what was shown into the RESULT's error; the rest, as of a failed repr, goes to
+        stderr."""
+        text = None
+        for value, shown in self.shown:
+            if value is error and error is not None:
+                text = shown
+            else:
+                _thawbox.write(1, shown + "\n")
+        self.shown.clear()
+        if error is None:
+            return None
+        if text is None:
+            text = "".join(traceback.format_exception_only(type(error), error)).rstrip("\n")
+        try:
+            value = str(error)
+        except Exception as e:
+            value = f"<str() of the exception raised {type(e).__name__}>"
+        return {"name": type(error).__name__, "value": shorten(clean(value), "the value"),
+                "traceback": shorten(clean(text), "the traceback")}
+
+    def complete_at(self, code: str, cursor: int) -> tuple[list[str], int, int]:
+        """Returns completions and the range of characters of `code` that they replace."""
+        start = code.rfind("\n", 0, cursor) + 1
+        end = code.find("\n", cursor)
+        line = code[start:] if end < 0 else code[start:end]
+        text, matches = self.complete("", line, cursor - start)
+        return matches, cursor - len(text), cursor
+
+    def forget(self) -> None:
+        """Makes the shell as it was at settle_in(): what cells did since then to the namespace,
+        the history and the counters is gone."""
+        for now, then in ((self.user_ns, self._ns), (self.user_ns_hidden, self._hidden)):
+            for name in now.keys() - then.keys():
+                del now[name]
+            now.update(then)
+        history = self.history_manager
+        for kept in (history.input_hist_parsed, history.input_hist_raw):
+            kept[1:] = []
+        history.output_hist.clear()
+        history.output_hist_reprs.clear()
+        history.dir_hist[1:] = []
+        history._i00 = history._i = history._ii = history._iii = ""
+        hook = self.displayhook
+        hook._ = hook.__ = hook.___ = ""
+        for cache in (linecache.cache, linecache._ipython_cache, self.compile._filename_map):
+            for name in [n for n in cache if n.startswith("<ipython-input-")]:
+                del cache[name]
+        for name in ("last_type", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+        self.execution_count = 1
