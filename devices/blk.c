@@ -31,9 +31,9 @@ struct config_space {
 	uint32_t max_write_zeroes_sectors;
 	uint32_t max_write_zeroes_seg;
 	uint8_t write_zeroes_may_unmap;
-	uint8_t unused1[3];
+	uint8_t unused1[7]; /* to the end of the struct: padding would show the guest our stack */
 };
-_Static_assert(offsetof(struct config_space, write_zeroes_may_unmap) == 56,
+_Static_assert(offsetof(struct config_space, unused1) == 57 && sizeof(struct config_space) == 64,
                "the layout is the specification's");
 
 /* virtio 1.2 section 5.2.6 */
