@@ -351,6 +351,8 @@ static int clock_read(struct guest *g, struct clock *c, struct err *err)
 	    c->offs_tai >= MAX_OFFSET_NS || c->tai_offset < -MAX_TAI_S || c->tai_offset > MAX_TAI_S)
 		return err_set(err, -EPROTO, "guest kernel: its clock is not plausible");
 	clock_derive(c);
+	if (c->base + (int64_t)(c->xtime_nsec >> c->shift) < 0)
+		return err_set(err, -EPROTO, "guest kernel: its monotonic clock is negative");
 	return 0;
 }
 
@@ -373,7 +375,7 @@ static int clock_set(struct clock *c, const struct guestsym_wake *wake, struct e
 		               "guest kernel: clock source at %llu ns, wall clock %llu ns",
 		               (ull)wake->kvmclock_ns, (ull)wake->realtime_ns);
 	d = (int64_t)wake->realtime_ns - now;
-	if (c->offs_real + d < 0 || (int64_t)c->xtime_sec + floor_div(d, NS) < 0)
+	if (c->offs_real + d < 0)
 		return err_set(err, -ERANGE,
 		               "guest kernel: a wall clock of %llu ns is before its boot",
 		               (ull)wake->realtime_ns);

@@ -185,6 +185,18 @@ Test(boot_bzimage, bounds_what_comes_out)
 	refused(file_len(payload), MAX_FILE, -ENOEXEC, "damaged");
 }
 
+/* A program that is content with what it read is not yet right. */
+Test(boot_bzimage, refuses_less_than_the_appended_size_says)
+{
+	uint32_t payload, more = sizeof(im) + 1;
+
+	if (!has("xz"))
+		cr_skip_test("xz is not installed");
+	payload = pack("xz --check=crc32", true);
+	patch(BZIMAGE_SETUP + BZIMAGE_PAYLOAD + payload - 4, &more, sizeof(more));
+	refused(file_len(payload), MAX_FILE, -ENOEXEC, "damaged");
+}
+
 /* Writes on and on: must be stopped by the bound, not by the disk. */
 Test(boot_bzimage, stops_a_bomb, .timeout = 20)
 {

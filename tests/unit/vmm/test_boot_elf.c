@@ -68,6 +68,31 @@ Test(boot_elf, reads_segments_entry_and_notes)
 	cr_assert_not(boot_elf_is_code(&elf, IMAGE_TEXT - 1));
 	cr_assert_not(boot_elf_is_code(&elf, IMAGE_TEXT + IMAGE_SEG_LEN));
 	cr_assert_not(boot_elf_is_code(&elf, IMAGE_DATA), "data is not executable");
+	im.ph[1].p_flags |= PF_X;
+	cr_assert_eq(parse(&elf, &err), 0, "%s", err.msg);
+	cr_assert(boot_elf_is_code(&elf, IMAGE_DATA + IMAGE_SEG_LEN - 1));
+	cr_assert_not(boot_elf_is_code(&elf, IMAGE_DATA + IMAGE_SEG_LEN), "zeros are no code");
+}
+
+Test(boot_elf, empty_segments_lie_nowhere)
+{
+	struct boot_elf elf;
+	struct err err;
+
+	im.ph[1].p_paddr = im.ph[1].p_filesz = im.ph[1].p_memsz = 0;
+	cr_assert_eq(parse(&elf, &err), 0, "%s", err.msg);
+	cr_assert_eq(elf.nr_segments, 1u);
+}
+
+Test(boot_elf, the_last_note_need_not_be_padded)
+{
+	struct boot_elf elf;
+	struct err err;
+
+	image_note_linux(&im);
+	im.ph[2].p_filesz -= 3;
+	cr_assert_eq(parse(&elf, &err), 0, "%s", err.msg);
+	cr_assert(elf.is_linux);
 }
 
 Test(boot_elf, loads_bytes_and_leaves_bss)

@@ -539,6 +539,7 @@ Test(guestsym, refuses_forged_clocks)
 		{ sym.tk_mono_xtime_nsec, (uint64_t)NS << SHIFT, 8 },
 		{ sym.tk_offs_real, 1ull << 63, 8 },
 		{ sym.tk_offs_real, 1ull << 62, 8 },
+		{ sym.tk_offs_real, (uint64_t)NS * ((uint64_t)time(NULL) + 2), 8 },
 		{ sym.tk_offs_tai, 1ull << 63, 8 },
 		{ sym.tk_tai_offset, 0x7fffffff, 4 },
 	};
