@@ -29,6 +29,7 @@
 #define KVM_FEATURES_KEPT ((1u << 0) | (1u << 1) | (1u << 3) | (1u << 24))
 
 #define DEADLINE_AHEAD_MS 30
+#define MS_PER_SEC        1000u
 
 /* At vCPU `id`'s registers for 64-bit and PVH entry (boot.rst 1.15, hvm/start_info.h). */
 #define SEG_CODE64 0x10
@@ -290,8 +291,13 @@ static int load_msrs(int fd, const struct cpu_state *s, struct err *err)
 		return ret;
 	if ((uint32_t)ret != s->nr_msrs) /* KVM stops silently at the first it refuses */
 		return err_set(err, -EIO, "KVM_SET_MSRS: MSR 0x%x refused", s->msrs[ret].index);
-	/* Some hosts cannot rewind the TSC: read what the guest really has. */
 	ret = ONE_MSR(fd, KVM_GET_MSRS, MSR_TSC, &tsc, err);
+	/*
+	 * Some hosts cannot rewind the TSC: the guest goes on seeing the host's, while KVM reckons the
+	 * deadline with the value that was set. Setting what is really there makes the two agree.
+	 */
+	if (ret == 0 && tsc - s->tsc > s->tsc_khz * MS_PER_SEC)
+		ret = ONE_MSR(fd, KVM_SET_MSRS, MSR_TSC, &tsc, err);
 	if (ret < 0)
 		return ret;
 	deadline = tsc + ahead;
