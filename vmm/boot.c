@@ -86,7 +86,7 @@ static int load(const struct gmem *mem, const struct boot_plan *plan, struct boo
                 struct err *err)
 {
 	struct boot_elf elf;
-	uint64_t size;
+	uint64_t size = 0;
 	own_fd int fd = open_elf(plan->kernel, mem->size, &size, err);
 	int ret;
 

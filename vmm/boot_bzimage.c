@@ -94,7 +94,7 @@ static int locate(const struct setup_header *h, uint64_t size, struct payload *p
 
 static int identify(int fd, struct payload *p, struct err *err)
 {
-	uint8_t magic[MAX_MAGIC], size[SIZE_LEN];
+	uint8_t magic[MAX_MAGIC] = { 0 }, size[SIZE_LEN] = { 0 };
 	int ret = boot_pread(fd, magic, sizeof(magic), p->off);
 
 	if (ret == 0)
@@ -215,7 +215,7 @@ static int run(const struct payload *p, int in, uint8_t *map, struct err *err)
 	const char *program = p->packer->program;
 	int pipe_fd[2], status = 0, ret;
 	int64_t got;
-	pid_t pid;
+	pid_t pid = -1;
 
 	if (pipe2(pipe_fd, O_CLOEXEC) < 0)
 		return err_set(err, -errno, "pipe: %s", strerror(errno));

@@ -154,7 +154,7 @@ static int write_page_tables(const struct gmem *mem, uint64_t kernel_end)
 	int ret = write_table(mem, LAYOUT_PAGE_TABLE, pml4);
 
 	BUG_ON(nr_pds > LAYOUT_PAGE_TABLE_PDS); /* the kernel ends below the hole */
-	for (unsigned i = 0; i < nr_pds && ret == 0; i++) {
+	for (uint64_t i = 0; i < nr_pds && ret == 0; i++) {
 		uint64_t pd[PTES], addr = i * GIB;
 
 		for (unsigned k = 0; k < PTES; k++, addr += LARGE_PAGE)

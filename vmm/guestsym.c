@@ -487,7 +487,7 @@ static void write_hostname(struct guest *g, const char *name)
 {
 	char field[NODENAME_LEN] = { 0 };
 
-	memcpy(field, name, strlen(name));
+	memcpy(field, name, strlen(name) + 1);
 	put(g, g->sym->nodename, field, sizeof(field));
 }
 
