@@ -32,18 +32,24 @@ printf '127.0.0.1\tlocalhost thawbox\n' > "$root/etc/hosts"
 # --- trimming: tests and headers that no program opens at run time
 find "$dist" "$root/usr/local/lib" -type d \( -name tests -o -name test \) \
 	-path '*-packages/*' -prune -exec rm -rf {} +
-rm -rf "$root"/usr/lib/python3.11/lib2to3/tests "$root"/usr/share/javascript \
+rm -rf "$root"/usr/lib/python3.11/lib2to3/tests \
 	"$root"/usr/share/icons "$root"/usr/share/lintian "$root"/usr/share/bug \
 	"$root"/usr/share/matplotlib/mpl-data/sample_data
+# servers and senders of mail, each with all of git linked in
+for tool in daemon http-backend http-push imap-send shell; do
+	rm -f "$root/usr/lib/git-core/git-$tool" "$root/usr/bin/git-$tool"
+done
+rm -f "$root/usr/bin/scalar" "$root/usr/lib/git-core/scalar"
+# iconv's tables but for the common ones; UTF-8 and Python's own codecs need none
+find "$root/usr/lib/x86_64-linux-gnu/gconv" -name '*.so' ! -name 'UTF-*' ! -name 'ISO8859-1.so' \
+	! -name 'ISO8859-15.so' ! -name 'CP1252.so' ! -name 'UNICODE.so' -delete
 
 # --- matplotlib: draw to memory, and no search for fonts at the first plot
 sed -i 's/^#* *backend *:.*/backend: Agg/' "$root/etc/matplotlibrc"
 grep -q '^backend: Agg$' "$root/etc/matplotlibrc"
-install -d -o 1000 -g 1000 "$root/home/user/.config" "$root/home/user/.config/matplotlib"
-chroot --userspec=1000:1000 "$root" env HOME=/home/user LC_ALL=C.UTF-8 \
-	MPLCONFIGDIR=/home/user/.config/matplotlib PYTHONDONTWRITEBYTECODE=1 \
+chroot --userspec=1000:1000 "$root" env HOME=/home/user LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \
 	python3 -c 'import matplotlib.font_manager as f; assert f.findfont("DejaVu Sans")'
-ls "$root"/home/user/.config/matplotlib/fontlist-*.json > /dev/null
+ls "$root"/home/user/.cache/matplotlib/fontlist-*.json > /dev/null
 
 # --- byte code that Python takes without a stat of its source (files have no real times)
 find "$root/usr/lib/python3" "$root/usr/lib/python3.11" "$root/usr/local/lib" \
@@ -54,6 +60,9 @@ chroot "$root" python3 -m compileall -q -j0 --invalidation-mode unchecked-hash \
 	echo 'customize: some Python file does not compile; its package is broken' >&2
 	exit 1
 }
+
+# --- the package source of this build that only it can reach
+sed -i '/ copy:/d' "$root/etc/apt/sources.list"
 
 # --- nothing of this build and nothing unique: sandboxes are made from this by the thousand
 rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/cache/debconf/*-old \
