@@ -95,29 +95,48 @@ int paths_home(char out[PATHS_MAX], struct err *err)
 	return err_remedy(err, "set THAWBOX_HOME to a directory");
 }
 
-int paths_asset(const char *tree, const char *share, char out[PATHS_MAX], struct err *err)
+/* The first of the two places, relative to the program's folder, where something is. */
+static int first_of(const char *tree, const char *share, char out[PATHS_MAX], struct err *err)
+{
+	char dir[PATHS_MAX], path[PATHS_MAX];
+	int rc = exe_dir(dir, err);
+
+	rc = rc ? rc : paths_format(path, err, "%s/../../%s", dir, tree);
+	if (!rc && !realpath(path, out)) {
+		rc = paths_format(path, err, "%s/../share/thawbox/%s", dir, share);
+		if (!rc && !realpath(path, out))
+			rc = err_set(err, -ENOENT, "neither %s/../../%s nor %s is there", dir, tree,
+			             path);
+	}
+	return rc;
+}
+
+int paths_asset(const char *part, const char *file, char out[PATHS_MAX], struct err *err)
 {
 	const char *set = getenv("THAWBOX_ASSETS");
-	char dir[PATHS_MAX];
+	char tree[PATHS_MAX], share[PATHS_MAX];
 	int rc;
 
 	if (set && *set) {
-		rc = paths_format(out, err, "%s/%s", set, share);
-		if (rc || !access(out, F_OK))
+		rc = paths_format(share, err, "%s/%s/current/%s", set, part, file);
+		if (rc || realpath(share, out))
 			return rc;
-		(void)err_set(err, -ENOENT, "%s: not there (THAWBOX_ASSETS=%s)", out, set);
-		return err_remedy(
-			err,
-			"unset THAWBOX_ASSETS, or point it at a folder with kernel/ and rootfs/");
+		(void)err_set(err, -ENOENT, "%s is not there (THAWBOX_ASSETS is set)", share);
+		return err_remedy(err, "unset THAWBOX_ASSETS, or point it at a folder like out/");
 	}
-	rc = exe_dir(dir, err);
-	rc = rc ? rc : paths_format(out, err, "%s/../../%s", dir, tree);
-	if (rc || !access(out, F_OK))
-		return rc;
-	rc = paths_format(out, err, "%s/../share/thawbox/%s", dir, share);
-	if (rc || !access(out, F_OK))
-		return rc;
-	return err_set(err, -ENOENT, "neither %s in the source tree nor %s", tree, out);
+	rc = paths_format(tree, err, "out/%s/current/%s", part, file);
+	rc = rc ? rc : paths_format(share, err, "%s/%s", part, file);
+	rc = rc ? rc : first_of(tree, share, out, err);
+	if (rc)
+		(void)err_remedy(
+			err, "build it with `make %s`, or set THAWBOX_ASSETS to a folder like out/",
+			part);
+	return rc;
+}
+
+int paths_source(const char *rel, char out[PATHS_MAX], struct err *err)
+{
+	return first_of(rel, rel, out, err);
 }
 
 int paths_make_dirs(const char *dir, struct err *err)

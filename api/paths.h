@@ -24,12 +24,14 @@ NODISCARD int paths_vmm(char out[PATHS_MAX], struct err *err);
 NODISCARD int paths_home(char out[PATHS_MAX], struct err *err);
 
 /*
- * A part of what templates are made of: `tree` below the source tree ("out/kernel/current"), `share`
- * below $PREFIX/share/thawbox ("kernel/current"). $THAWBOX_ASSETS, when set, stands before both and
- * holds `share`. -ENOENT with the places looked at.
+ * A file of the built guest: `part` is "kernel" or "rootfs". Looked for in $THAWBOX_ASSETS (when set,
+ * there only) and the source tree's out/, both as <part>/current/<file>, and in
+ * $PREFIX/share/thawbox/<part>/<file>. -ENOENT with the places and how to build it.
  */
-NODISCARD int paths_asset(const char *tree, const char *share, char out[PATHS_MAX],
-                          struct err *err);
+NODISCARD int paths_asset(const char *part, const char *file, char out[PATHS_MAX], struct err *err);
+
+/* A file or folder of the source tree ("guest/templates/x"), or its copy in $PREFIX/share/thawbox. */
+NODISCARD int paths_source(const char *rel, char out[PATHS_MAX], struct err *err);
 
 /* Makes the directory and its parents, mode 0755. */
 NODISCARD int paths_make_dirs(const char *dir, struct err *err);

@@ -23,6 +23,7 @@
 /* The mailbox's request area is 16 pages; what the wake needs beside id and environment is less than this. */
 #define MAILBOX_BYTES (16u * 4096u - 512u)
 #define WAIT_FDS_MAX  16
+#define THAW_MS       30000
 
 enum pending { PENDING_CALL = 1, PENDING_THAW, PENDING_CONNECT };
 
@@ -321,12 +322,12 @@ static int spawn(struct sandbox *sb, const char *path, int control, struct err *
 	return 0;
 }
 
-static void reset(struct sandbox *sb, const struct sandbox_spec *spec)
+void sandbox_init(struct sandbox *sb)
 {
 	*sb = (struct sandbox){ .pid_fd = -1,
 		                .control_fd = -1,
 		                .log_fd = -1,
-		                .intr_fd = spec->intr_fd,
+		                .intr_fd = -1,
 		                .port = 2000,
 		                .agent_port = 1024,
 		                .kernel = STREAM_NONE };
@@ -336,7 +337,7 @@ static void reset(struct sandbox *sb, const struct sandbox_spec *spec)
 static int prepare(struct sandbox *sb, const struct sandbox_spec *spec, int *theirs,
                    struct err *err)
 {
-	reset(sb, spec);
+	sb->intr_fd = spec->intr_fd;
 	if (!spec->verbose)
 		sb->log_fd = fd_high(memfd_create("thawbox-vmm.log", MFD_CLOEXEC));
 	return pair_open(&sb->control_fd, theirs, err);
@@ -364,8 +365,10 @@ static int launch(struct sandbox *sb, const struct sandbox_spec *spec, int contr
 int sandbox_start(struct sandbox *sb, const struct sandbox_spec *spec, struct err *err)
 {
 	own_fd int control = -1;
-	int rc = prepare(sb, spec, &control, err);
+	int rc;
 
+	sandbox_init(sb);
+	rc = prepare(sb, spec, &control, err);
 	control = fd_high(control);
 	rc = rc ? rc : launch(sb, spec, control, err);
 	if (rc)
@@ -392,7 +395,7 @@ static json_t *thaw_line(const struct thaw_spec *thaw)
 	if (thaw->no_reseed)
 		json_object_set_new(line, "reseed", json_false());
 	if (thaw->age_s > 0)
-		json_object_set_new(line, "age_s", json_real(thaw->age_s));
+		json_object_set_new(line, "age_s", json_integer((json_int_t)thaw->age_s));
 	return line;
 }
 
@@ -417,7 +420,7 @@ static int queue_thaw(struct sandbox *sb, const json_t *line, const json_t *env,
 	if (rc)
 		return rc;
 	stream_flush(&sb->kernel);
-	sb->first_pending = true;
+	sb->first_pending = sb->first_sent = true;
 	return send_line(sb, line, theirs, PENDING_THAW, err);
 }
 
@@ -426,11 +429,11 @@ int sandbox_thaw(struct sandbox *sb, const struct sandbox_spec *spec, const stru
 {
 	json_t *line = thaw_line(thaw);
 	own_fd int control = -1;
-	int rc = line ? prepare(sb, spec, &control, err)
-	              : err_set(err, -EINVAL, "%s: not UTF-8", thaw->dir);
+	int rc;
 
-	if (!line)
-		reset(sb, spec);
+	sandbox_init(sb);
+	rc = line ? prepare(sb, spec, &control, err)
+	          : err_set(err, -EINVAL, "%s: not UTF-8", thaw->dir);
 	control = fd_high(control);
 	rc = rc ? rc : queue_thaw(sb, line, thaw->env, request, err);
 	json_decref(line);
@@ -471,7 +474,7 @@ void sandbox_close(struct sandbox *sb)
 	bytes_free(&sb->lines);
 	json_decref(sb->answer);
 	json_decref(sb->thawed);
-	reset(sb, &(struct sandbox_spec){ .intr_fd = -1 });
+	sandbox_init(sb);
 }
 
 /* --- waiting --------------------------------------------------------------------------------- */
@@ -592,34 +595,20 @@ int sandbox_wait_thawed(struct sandbox *sb, int timeout_ms, struct err *err)
 	return 0;
 }
 
-int sandbox_wait_parked(struct sandbox *sb, struct pollfd *extra, int timeout_ms, struct err *err)
-{
-	if (sb->parked)
-		return 0;
-	for (;;) {
-		int rc = sandbox_wait(sb, NULL, 0, extra, extra ? 1 : 0, timeout_ms, err);
-
-		if (rc < 0)
-			return rc;
-		if (extra && extra->revents)
-			return 1;
-		if (sb->parked)
-			return 0;
-		if (!rc)
-			return err_set(err, -ETIMEDOUT,
-			               "no interpreter reached the freeze point in %d s",
-			               timeout_ms / 1000);
-	}
-}
-
 int sandbox_open(struct sandbox *sb, struct stream *s, unsigned port, struct err *err)
 {
 	json_t *line = json_pack("{s:s, s:i}", "cmd", "connect", "port", (int)port);
 	own_fd int theirs = -1;
-	int rc;
+	int rc = 0;
 
 	*s = STREAM_NONE;
-	rc = pair_open(&s->fd, &theirs, err);
+	/*
+	 * A reader gets the bytes of a line without a descriptor and those of the next one with it
+	 * in one piece, and cannot tell whose it is: so never two such lines under way.
+	 */
+	if (sb->nr_pending && sb->pending[0] == PENDING_THAW && !sb->first_sent)
+		rc = sandbox_wait_thawed(sb, THAW_MS, err);
+	rc = rc ? rc : pair_open(&s->fd, &theirs, err);
 	rc = rc ? rc : send_line(sb, line, theirs, PENDING_CONNECT, err);
 	json_decref(line);
 	if (rc)

@@ -49,7 +49,8 @@ struct sandbox {
 
 	bool parked;        /* event seen */
 	bool first_done;    /* event seen */
-	bool first_pending; /* the first cell's request went with the thaw */
+	bool first_sent;    /* a stream went with the thaw */
+	bool first_pending; /* the first cell is under way; cell_run() takes its answer */
 	unsigned port;      /* of the default context */
 	unsigned agent_port;
 	uint64_t start_ns; /* CLOCK_MONOTONIC, just before the monitor was started */
@@ -76,6 +77,9 @@ struct thaw_spec {
 
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t clock_ns(void);
+
+/* No monitor, nothing open: what the calls below begin with, and sandbox_close() ends with. */
+void sandbox_init(struct sandbox *sb);
 
 /* Starts a monitor that awaits commands. On error nothing is left. sandbox_close() ends it. */
 NODISCARD int sandbox_start(struct sandbox *sb, const struct sandbox_spec *spec, struct err *err);
@@ -104,10 +108,6 @@ NODISCARD int sandbox_call(struct sandbox *sb, json_t *line, int fd, int timeout
 
 /* Waits for the answer to the thaw. */
 NODISCARD int sandbox_wait_thawed(struct sandbox *sb, int timeout_ms, struct err *err);
-
-/* Waits for the event `parked`; lets a caller watch `extra` meanwhile (returns 1 when it is ready). */
-NODISCARD int sandbox_wait_parked(struct sandbox *sb, struct pollfd *extra, int timeout_ms,
-                                  struct err *err);
 
 /* Opens a stream to a guest port, without waiting. */
 NODISCARD int sandbox_open(struct sandbox *sb, struct stream *s, unsigned port, struct err *err);

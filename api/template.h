@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Templates on disk: <home>/templates/<name>/<id>/ is a snapshot, `current` a link to the one in use.
+ * A new one is switched in by renaming the link, so that there is always a usable one. Whoever uses
+ * a snapshot holds a shared flock on its folder; old ones go when nobody does. A variant with
+ * another amount of memory has the name NAME@MB. Any thread.
+ *
+ * Beside the monitor's parts a template's folder holds `template.json` (what it was made from) and
+ * `checksums` (XXH3-128 of each part, in the format of `xxh128sum -c`).
+ */
+#ifndef API_TEMPLATE_H
+#define API_TEMPLATE_H
+
+#include "api/paths.h"
+#include "core/err.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define TEMPLATE_DEFAULT  "code-interpreter"
+#define TEMPLATE_NAME_MAX 64
+#define TEMPLATE_ID_MAX   64
+
+struct template
+{
+	char name[TEMPLATE_NAME_MAX];
+	char id[TEMPLATE_ID_MAX];
+	char dir[PATHS_MAX]; /* the snapshot's folder */
+	char home[PATHS_MAX];
+	int lock_fd; /* owned: the folder, locked shared */
+};
+
+/* Letters, digits, "._-@", at most 63 characters, a letter or digit first. */
+bool template_name_ok(const char *name);
+
+/* <home>/templates/<name> */
+NODISCARD int template_path(const char *name, char out[PATHS_MAX], struct err *err);
+
+/*
+ * Finds the template in use and keeps it from being removed until template_close(). `memory_mb` 0:
+ * as baked; else the variant of that size. -ENOENT with the command that bakes it.
+ */
+NODISCARD int template_open(struct template *t, const char *name, uint64_t memory_mb,
+                            struct err *err);
+void template_close(struct template *t);
+
+/* Its template.json: a new reference, or NULL. */
+json_t *template_info(const struct template *t);
+
+/* Names of all templates, sorted: an array of strings, a new reference. */
+NODISCARD int template_names(json_t **names, struct err *err);
+
+/* Bytes on disk of a folder's files (holes not counted). */
+uint64_t template_disk_bytes(const char *dir);
+
+/* XXH3-128 of a file as 32 hex digits; holes are hashed as the zeros that they are. */
+NODISCARD int template_hash_file(const char *path, char hex[33], struct err *err);
+
+/* Writes `checksums` for the parts in `dir`. */
+NODISCARD int template_write_checksums(const char *dir, struct err *err);
+
+/* Compares the parts with `checksums`. -EBADMSG names the part that differs. *nr: parts compared. */
+NODISCARD int template_verify(const char *dir, unsigned *nr, struct err *err);
+
+/* Switches `current` of the template to `id`, a folder that is there. */
+NODISCARD int template_publish(const char *path, const char *id, struct err *err);
+
+/* Removes snapshots that are neither in use nor current, and what dead builds left. */
+void template_sweep(const char *path);
+
+/* Removes a template, wholly; -EBUSY while a sandbox uses it. */
+NODISCARD int template_remove(const char *name, struct err *err);
+
+#endif
