@@ -845,6 +845,52 @@ static PyObject *py_wake(PyObject *self, PyObject *args)
 	return r;
 }
 
+PyDoc_STRVAR(twist_doc,
+             "twist(state: int, key: bytes) -> None\n\nSeeds the MT19937 at this address, numpy's "
+             "{u32 key[624]; int pos}, by init_by_array as numpy's own seed() does, without the "
+             "pages that one touches. len(key) a multiple of 4.");
+static PyObject *py_twist(PyObject *self, PyObject *args)
+{
+	enum { N = 624 };
+	unsigned long long address;
+	const char *key;
+	Py_ssize_t len;
+	uint32_t *mt, word;
+	size_t words, i = 1, j = 0;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "Ky#:twist", &address, &key, &len))
+		return NULL;
+	words = (size_t)len / 4;
+	if (!words) {
+		PyErr_SetString(PyExc_ValueError, "the key is empty");
+		return NULL;
+	}
+	mt = (uint32_t *)(uintptr_t)address;
+	mt[0] = 19650218;
+	for (uint32_t k = 1; k < N; k++)
+		mt[k] = 1812433253u * (mt[k - 1] ^ (mt[k - 1] >> 30)) + k;
+	for (size_t k = N; k; k--) {
+		memcpy(&word, key + 4 * j, sizeof(word));
+		mt[i] = (mt[i] ^ ((mt[i - 1] ^ (mt[i - 1] >> 30)) * 1664525u)) + word + (uint32_t)j;
+		j = j + 1 < words ? j + 1 : 0;
+		if (++i == N) {
+			mt[0] = mt[N - 1];
+			i = 1;
+		}
+	}
+	for (size_t k = N - 1; k; k--) {
+		mt[i] = (mt[i] ^ ((mt[i - 1] ^ (mt[i - 1] >> 30)) * 1566083941u)) - (uint32_t)i;
+		if (++i == N) {
+			mt[0] = mt[N - 1];
+			i = 1;
+		}
+	}
+	mt[0] = 0x80000000u;
+	mt[N] = N; /* pos: used up, so that the next number twists first */
+	Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(rehearse_doc, "rehearse(message: bytes | None, n: int) -> None\n\nUntil called with "
                            "None, the registers are plain memory and park() returns n with the "
                            "message (a wake and a request) in the mailbox.");
@@ -992,14 +1038,29 @@ static PyObject *py_slack(PyObject *self, PyObject *args)
 	{                                                                        \
 #name, (PyCFunction)(void (*)(void))py_##name, flags, name##_doc \
 	}
+/* clang-format off */
 static PyMethodDef methods[] = {
-	METHOD(capture, METH_NOARGS), METHOD(release, METH_NOARGS), METHOD(write, METH_FASTCALL),
-	METHOD(frame, METH_VARARGS),  METHOD(hint, METH_NOARGS),    METHOD(flush, METH_NOARGS),
-	METHOD(begin, METH_VARARGS),  METHOD(end, METH_NOARGS),     METHOD(attach, METH_VARARGS),
-	METHOD(forked, METH_NOARGS),  METHOD(open, METH_VARARGS),   METHOD(open_fake, METH_VARARGS),
-	METHOD(park, METH_NOARGS),    METHOD(wake, METH_VARARGS),   METHOD(rehearse, METH_VARARGS),
-	METHOD(settle, METH_NOARGS),  METHOD(slack, METH_VARARGS),  { NULL, NULL, 0, NULL },
+	METHOD(capture, METH_NOARGS),
+	METHOD(release, METH_NOARGS),
+	METHOD(write, METH_FASTCALL),
+	METHOD(frame, METH_VARARGS),
+	METHOD(hint, METH_NOARGS),
+	METHOD(flush, METH_NOARGS),
+	METHOD(begin, METH_VARARGS),
+	METHOD(end, METH_NOARGS),
+	METHOD(attach, METH_VARARGS),
+	METHOD(forked, METH_NOARGS),
+	METHOD(open, METH_VARARGS),
+	METHOD(open_fake, METH_VARARGS),
+	METHOD(park, METH_NOARGS),
+	METHOD(wake, METH_VARARGS),
+	METHOD(rehearse, METH_VARARGS),
+	METHOD(twist, METH_VARARGS),
+	METHOD(settle, METH_NOARGS),
+	METHOD(slack, METH_VARARGS),
+	{ NULL, NULL, 0, NULL },
 };
+/* clang-format on */
 
 static struct PyModuleDef module = {
 	PyModuleDef_HEAD_INIT,

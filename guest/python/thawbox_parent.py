@@ -18,6 +18,7 @@ import signal
 import site
 import socket
 import sys
+import threading
 import time
 import traceback
 from typing import Any
@@ -162,7 +163,11 @@ class Parent:
                                   + (error["traceback"] if error else "expected to raise"))
         finally:
             _thawbox.release()
+        self.shell.stop_loops()
         self.shell.forget()
+        if threading.active_count() > 1:
+            raise Failure(f"warm-up {self.args.warmup}: {threading.enumerate()[1:]} still run; "
+                          "a thread does not survive the fork of the kernels: end it in its cell")
 
     # ---- kernels ----
 
@@ -279,7 +284,7 @@ def run_kernel(parent: Parent, listener: socket.socket, role: str, port: int, sa
             kernel.serve(listener)
         else:
             os.close(say)
-            kernel.serve(listener, lambda: thawbox_server.reseed(os.urandom(64)))
+            kernel.serve(listener, lambda: kernel.generators.reseed(os.urandom(64)))
     except BaseException:
         _thawbox.release()
         os.write(2, traceback.format_exc().encode())

@@ -17,6 +17,7 @@ import time
 from typing import Any, Callable
 
 import _thawbox
+from _random import Random
 from thawbox_shell import Shell, quote
 
 REQUEST = 0x01
@@ -28,6 +29,8 @@ ENTROPY = 64
 PARK_AGAIN = 0xFFFFFFFF
 PARK_DONE = 0xFFFFFFFE
 HEADER = struct.Struct("<IB")
+seed_python = Random.seed
+scan_json = json.JSONDecoder().scan_once
 REHEARSALS = 3
 
 
@@ -120,14 +123,24 @@ class Usage:
         }
 
 
-def reseed(entropy: bytes) -> None:
-    """Replaces the state of Python's and numpy's global generators; 64 bytes, half for each."""
-    half = len(entropy) // 2
-    random.seed(int.from_bytes(entropy[:half], "little"))
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random:
-        numpy_random.seed(list(struct.unpack(f"<{half // 4}I", entropy[half:])))
-    tempfile._name_sequence = None  # it has a generator of its own, made at first use
+class Generators:
+    """Python's and numpy's global generators, reached without the pages their seed() touches."""
+
+    def __init__(self) -> None:
+        self._numpy = 0
+        if "numpy.random" in sys.modules:
+            state = sys.modules["numpy.random"].mtrand._rand
+            state.seed(0)  # forgets a normal deviate that the warm-up left over
+            self._numpy = state._bit_generator.ctypes.state_address
+
+    def reseed(self, entropy: bytes) -> None:
+        """Replaces both states from 64 bytes, half for each: they are the same kind of generator,
+        and must not give the same numbers."""
+        seed_python(random._inst, int.from_bytes(entropy[:32], "little"))
+        random._inst.gauss_next = None
+        if self._numpy:
+            _thawbox.twist(self._numpy, entropy[32:])
+        tempfile._name_sequence = None  # it has a generator of its own, made at first use
 
 
 class Kernel:
@@ -137,6 +150,7 @@ class Kernel:
         self.shell = shell
         self.running = False
         self.usage = Usage()
+        self.generators = Generators()
         signal.signal(signal.SIGINT, self.on_sigint)
 
     def on_sigint(self, number: int, where: Any) -> None:
@@ -165,9 +179,12 @@ class Kernel:
         if kind != REQUEST:
             raise ProtocolError(f"frame type 0x{kind:02x} where a REQUEST was expected")
         try:
-            request = json.loads(payload)
-        except (ValueError, RecursionError) as e:
+            text = payload.decode("utf-8")
+            request, end = scan_json(text, 0)
+        except (ValueError, RecursionError, StopIteration) as e:
             raise ProtocolError(f"the request is not JSON: {e}") from None
+        if text[end:].strip():
+            raise ProtocolError("the request goes on after its JSON")
         if not isinstance(request, dict):
             raise ProtocolError("the request is not a JSON object")
         if request.get("op") not in self.OPS:
@@ -274,7 +291,7 @@ class Kernel:
         if n >= PARK_DONE:
             return n
         entropy, about, request = _thawbox.wake(n)
-        reseed(entropy)
+        self.generators.reseed(entropy)
         self.take_name(about)
         if n:
             self.answer(request[4], request[HEADER.size:], True)

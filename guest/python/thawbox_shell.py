@@ -10,17 +10,19 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import copy
 import getpass
 import io
 import json
 import linecache
 import sys
+import threading
 import traceback
 import warnings
-import zlib
 from typing import Any
 
 import _thawbox
+from IPython.core import async_helpers
 from IPython.core.autocall import IPyAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
@@ -157,11 +159,19 @@ class OutStream(io.TextIOBase):
 
 
 class CellCompiler(CachingCompiler):
-    """Names cells by a CRC: a secure hash of each cell would bring OpenSSL onto the first path."""
+    """Names cells by a serial number: a hash of each cell would bring OpenSSL onto the path."""
+
+    serial = 0
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        crc = zlib.crc32(transformed_code.encode("utf-8", "surrogatepass"))
-        return f"<ipython-input-{number}-{crc:08x}>"
+        self.serial += 1
+        return f"<ipython-input-{number}-{self.serial}>"
+
+    def keep(self, name: str, source: str, number: int) -> None:
+        """Does what cache() does, for a name that is there already: tracebacks show the source."""
+        self._filename_map[name] = number
+        linecache.cache[name] = linecache._ipython_cache[name] = (
+            len(source), None, source.splitlines(True), name)
 
 
 class CellHistory(HistoryManager):
@@ -169,47 +179,78 @@ class CellHistory(HistoryManager):
 
     _i00 = _i = _ii = _iii = ""
 
+    def __init__(self, shell: "Shell", **kwargs: Any) -> None:
+        super().__init__(shell=shell, **kwargs)
+        self.ns, self.hidden = shell.user_ns, shell.user_ns_hidden
+        self.parsed, self.raw = self.input_hist_parsed, self.input_hist_raw
+
     def store_inputs(self, line_num: int, source: str, source_raw: str | None = None) -> None:
         raw = (source if source_raw is None else source_raw).rstrip("\n")
-        self.input_hist_parsed.append(source.rstrip("\n"))
-        self.input_hist_raw.append(raw)
+        self.parsed.append(source.rstrip("\n"))
+        self.raw.append(raw)
         self._i, self._ii, self._iii = self._i00, self._i, self._ii
         self._i00 = raw
         names = {"_i": self._i, "_ii": self._ii, "_iii": self._iii, f"_i{line_num}": raw}
-        self.shell.user_ns.update(names)
-        self.shell.user_ns_hidden.update(names)
+        self.ns.update(names)
+        self.hidden.update(names)
 
 
 class CellDisplayHook(DisplayHook):
-    """Sends a cell's value as a DISPLAY frame of kind "result"."""
+    """Sends a cell's value as a DISPLAY frame of kind "result". Does in few steps, on plain
+    attributes, what its base does on traits."""
+
+    exec_result = None
+
+    def __init__(self, shell: "Shell", **kwargs: Any) -> None:
+        super().__init__(shell=shell, **kwargs)
+        self.owner = shell
+        self.ns, self.hidden = shell.user_ns, shell.user_ns_hidden
+        self.history = shell.history_manager
+        self.inputs = self.history.input_hist_parsed
+        self.texts = self.history.output_hist_reprs
 
     def __call__(self, result: Any = None) -> None:
-        shell = self.shell
-        self.check_for_underscore()
+        if "_" in builtins.__dict__:
+            self.check_for_underscore()
         if result is None or self.quiet():
             return
-        text = shell.scalar_text(result)
+        text = self.owner.scalar_text(result)
         if text is None:
             data, metadata = self.compute_format_data(result)
+            text = data.get("text/plain")
+            payload = bundle("result", data, metadata) if data else None
         else:
-            data, metadata = {"text/plain": text}, None
+            payload = b'{"kind":"result","data":{"text/plain":%s},"metadata":{}}' \
+                % quote(shorten(clean(text), "the value")).encode("ascii")
         self.update_user_ns(result)
-        self.fill_exec_result(result)
-        if not data:
-            return
-        if text is None or len(text) > REPR_KEPT:
-            _thawbox.frame(DISPLAY, bundle("result", data, metadata))
-        else:
-            _thawbox.frame(DISPLAY, b'{"kind":"result","data":{"text/plain":%s},"metadata":{}}'
-                           % quote(clean(text)).encode("ascii"))
-        plain = data.get("text/plain")
-        if plain is not None and len(plain) <= REPR_KEPT:
-            shell.history_manager.output_hist_reprs[shell.execution_count] = plain
+        if self.exec_result is not None:
+            self.exec_result.result = result
+        if payload:
+            _thawbox.frame(DISPLAY, payload)
+        if text is not None and len(text) <= REPR_KEPT:
+            self.texts[self.owner.execution_count] = text
 
     def quiet(self) -> bool:
         """Tells whether the cell ends in a semicolon; tokenizes only a cell that may."""
-        source = self.shell.history_manager.input_hist_parsed[-1]
-        return ";" in source and bool(super().quiet())
+        return ";" in self.inputs[-1] and bool(super().quiet())
+
+    def update_user_ns(self, result: Any) -> None:
+        """Sets _, __, ___ (unless the user took them), _N and Out[N]."""
+        ns = self.ns
+        if result is ns["_oh"]:
+            return
+        if len(ns["_oh"]) >= self.cache_size:
+            self.cull_cache()
+        ours = "_" not in builtins.__dict__ and ns.get("_", self._) is self._ \
+            and ns.get("__", self.__) is self.__ and ns.get("___", self.___) is self.___
+        self._, self.__, self.___ = result, self._, self.__
+        number = self.owner.execution_count
+        names = {f"_{number}": result}
+        if ours:
+            names.update(_=self._, __=self.__, ___=self.___)
+        ns.update(names)
+        self.hidden.update(names)
+        ns["_oh"][number] = result
 
 
 class CellPublisher(DisplayPublisher):
@@ -261,19 +302,38 @@ class Shell(InteractiveShell):
         sys.excepthook = self.excepthook
 
     def settle_in(self) -> None:
-        """Notes the state in which cells may be lean; after extensions have been loaded."""
+        """Notes the state in which cells may be lean, after extensions have been loaded.
+
+        It is compared on every cell, on the dictionaries behind the traits: reading a trait runs
+        several functions of traitlets, and each lies on pages of its own.
+        """
+        for name in ("ast_transformers", "ast_node_interactivity", "input_transformers_post"):
+            getattr(self, name)  # a trait is in the dictionary from its first reading on
         formatters = self.display_formatter.formatters
-        self._plain_text = formatters["text/plain"]
-        self._rich = [f.type_printers for mime, f in formatters.items() if mime != "text/plain"]
-        self._rich += [self.display_formatter.ipython_display_formatter.type_printers,
-                       self.display_formatter.mimebundle_formatter.type_printers]
-        self._scalar_printers = {t: self._plain_text.type_printers.get(t) for t in SCALARS}
+        plain = formatters["text/plain"]
+        self._printers = plain.type_printers
+        self._text_traits = plain._trait_values
+        self._text_standard = {n: getattr(plain, n) for n in ("pprint", "float_format")}
+        self._scalar_printers = {t: self._printers.get(t) for t in SCALARS}
+        self._rich = tuple(f.type_printers for f in (
+            *(f for mime, f in formatters.items() if mime != "text/plain"),
+            self.display_formatter.ipython_display_formatter,
+            self.display_formatter.mimebundle_formatter))
+        manager = self.input_transformer_manager
+        self._standard = tuple(
+            (now, {name: copy.copy(now[name]) for name in names}) for now, names in (
+                (self._trait_values, ("ast_transformers", "ast_node_interactivity",
+                                      "input_transformers_post")),
+                (vars(self), ("custom_exceptions", "_call_pdb")),
+                (vars(manager), ("cleanup_transforms", "line_transforms", "token_transformers"))))
         self._callbacks = {name: list(c) for name, c in self.events.callbacks.items()}
+        self._line_magics, self._cell_magics = (
+            self.magics_manager.magics[kind] for kind in ("line", "cell"))
         self._ns = dict(self.user_ns)
         self._hidden = dict(self.user_ns_hidden)
 
     def init_history(self) -> None:
-        self.history_manager = CellHistory(shell=self, parent=self)
+        self.history = self.history_manager = CellHistory(shell=self, parent=self)
         self.configurables.append(self.history_manager)
 
     def enable_gui(self, gui: str | None = None) -> None:
@@ -332,20 +392,17 @@ class Shell(InteractiveShell):
     def is_dynamic(self, line: str) -> bool:
         """Tells whether a one-line cell may be a magic without %, an alias, a macro or exit."""
         word = line.split(None, 1)[0]
-        if not word.isidentifier():
-            return False
-        value = self.user_ns.get(word)
-        return isinstance(value, (IPyAutocall, Macro)) \
-            or word in self.magics_manager.magics["line"] \
-            or word in self.magics_manager.magics["cell"]
+        return word.isidentifier() and (
+            word in self._line_magics or word in self._cell_magics
+            or isinstance(self.user_ns.get(word), (IPyAutocall, Macro)))
 
     def is_standard(self) -> bool:
         """Tells whether nobody has hooked into the machinery that the lean path leaves out."""
-        return not (self.ast_transformers or self.input_transformers_post
-                    or self.input_transformers_cleanup or self.custom_exceptions
-                    or self.logger.log_active or self.call_pdb
-                    or self.ast_node_interactivity != "last_expr"
-                    or self.events.callbacks != self._callbacks)
+        for now, then in self._standard:
+            for name, value in then.items():
+                if now[name] != value:
+                    return False
+        return not self.logger.log_active and self.events.callbacks == self._callbacks
 
     def compile_lean(self, source: str, name: str, silent: bool) -> tuple[Any, Any, bool] | None:
         """Returns the cell as (statements, last expression, whether that one is an eval), either
@@ -372,9 +429,9 @@ class Shell(InteractiveShell):
         parts = self.compile_lean(source, name, silent) if self.is_standard() else None
         if parts is None:
             return self.run_ipython(raw, silent)
-        self.compile.cache(source, number, raw)
+        self.compile.keep(name, source, number)
         if not silent:
-            self.history_manager.store_inputs(number, source, raw)
+            self.history.store_inputs(number, source, raw)
         error = self.execute(*parts)
         figures = sys.modules.get("matplotlib._pylab_helpers")
         if figures and figures.Gcf.figs:
@@ -406,13 +463,14 @@ class Shell(InteractiveShell):
     def scalar_text(self, value: Any) -> str | None:
         """Returns the text of a value that has no other representation, None for the others."""
         kind = type(value)
-        if kind not in SCALARS:
+        if kind not in SCALARS or self._printers.get(kind) is not self._scalar_printers[kind]:
             return None
-        plain = self._plain_text
-        if not plain.pprint or plain.float_format != "%r" \
-                or plain.type_printers.get(kind) is not self._scalar_printers[kind] \
-                or any(kind in printers for printers in self._rich):
-            return None
+        for name, standard in self._text_standard.items():
+            if self._text_traits[name] != standard:
+                return None
+        for printers in self._rich:
+            if kind in printers:
+                return None
         try:
             return repr(value)
         except ValueError:
@@ -447,6 +505,22 @@ class Shell(InteractiveShell):
         text, matches = self.complete("", line, cursor - start)
         return matches, cursor - len(text), cursor
 
+    def stop_loops(self) -> None:
+        """Ends the event loops that IPython has started for cells: a fork would leave the child
+        with a loop whose thread and descriptors are its parent's."""
+        own = async_helpers._asyncio_event_loop
+        script = self.magics_manager.registry["ScriptMagics"].event_loop
+        if script:
+            script.call_soon_threadsafe(script.stop)
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread():
+                thread.join(5)
+        for loop in (own, script):
+            if loop:
+                loop.close()
+        async_helpers._asyncio_event_loop = None
+        self.magics_manager.registry["ScriptMagics"].event_loop = None
+
     def forget(self) -> None:
         """Makes the shell as it was at settle_in(): what cells did since then to the namespace,
         the history and the counters is gone."""
@@ -454,8 +528,8 @@ class Shell(InteractiveShell):
             for name in now.keys() - then.keys():
                 del now[name]
             now.update(then)
-        history = self.history_manager
-        for kept in (history.input_hist_parsed, history.input_hist_raw):
+        history = self.history
+        for kept in (history.parsed, history.raw):
             kept[1:] = []
         history.output_hist.clear()
         history.output_hist_reprs.clear()
