@@ -21,6 +21,7 @@ struct vsock_config {
 	uint64_t guest_cid;
 };
 
+/* Loop's thread. Errors name the path and a remedy; nothing is left behind. */
 NODISCARD int vsock_open(struct vsock **vsock, const struct vsock_config *config,
                          const struct vdev_host *host, unsigned instance, struct err *err);
 /* Closes all connections, removes the Unix socket it made. Loop's thread or after it. NULL is allowed. */
@@ -34,9 +35,9 @@ enum vsock_begin {
 };
 
 /*
- * Connects `fd` (a stream socket, taken over, made non-blocking) to the guest's `port`; bytes flow
- * both ways until either side ends. When the guest refuses, `fd` is closed. Loop's thread, lock not
- * held. -ENOSPC when the table is full, with `fd` still the caller's.
+ * Connects `fd` (a stream socket, taken over; its flags are left as they are) to the guest's `port`;
+ * bytes flow both ways until either side ends. When the guest refuses, `fd` is closed. Loop's thread,
+ * lock not held. -ENOSPC when the table is full, with `fd` still the caller's.
  */
 NODISCARD int vsock_connect(struct vsock *vsock, int fd, uint32_t port, enum vsock_begin begin,
                             struct err *err);
@@ -44,10 +45,13 @@ NODISCARD int vsock_connect(struct vsock *vsock, int fd, uint32_t port, enum vso
 NODISCARD int vsock_connect_with(struct vsock *vsock, int fd, uint32_t port, const void *bytes,
                                  size_t n, struct err *err);
 
+/* Since vsock_open(). Any thread. */
 struct vsock_stats {
-	uint64_t opened, closed, refused, resets;
+	uint64_t opened, closed; /* connections that both sides had accepted */
+	uint64_t refused;        /* requests that came to nothing, in either direction */
+	uint64_t resets;         /* RST packets sent */
 	uint64_t bytes_to_guest, bytes_to_host;
-	unsigned live;
+	unsigned live; /* connections in the table now */
 };
 void vsock_stats(struct vsock *vsock, struct vsock_stats *stats);
 

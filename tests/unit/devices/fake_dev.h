@@ -18,16 +18,17 @@ struct fake {
 
 #define FAKE_STATE(F, A) F(1, uint32_t, payload)
 STATE_STRUCT(fake_state, FAKE_STATE);
+const struct state_desc *fake_state_desc(void);
 STATE_DESC(fake_state, FAKE_STATE, "FAKE", 1, NULL)
 
-DRV struct fake *fake_of(const struct vdev *dev)
+DRV struct fake *fake_of(struct vdev *dev)
 {
 	return container_of(dev, struct fake, vdev);
 }
 
 DRV uint64_t fake_features(const struct vdev *dev)
 {
-	return fake_of(dev)->features;
+	return fake_of((struct vdev *)(uintptr_t)dev)->features;
 }
 
 DRV void fake_config_read(struct vdev *dev, uint32_t off, void *dst, uint32_t n)
