@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -70,11 +71,10 @@ def test_cut_part(vmm, copy, part):
     assert part in refused(vmm, path.parent)
 
 
-@pytest.mark.parametrize("part", ("state", "memory", "disk", "manifest"))
+@pytest.mark.parametrize("part", ("state", "memory", "disk"))
 def test_missing_part(vmm, copy, part):
-    directory = copy("manifest")
-    for path in directory.glob(part + "*"):
-        path.unlink()
+    directory = copy("state")
+    (directory / part).unlink()
     assert part in refused(vmm, directory)
 
 
@@ -85,15 +85,57 @@ def test_workset_of_another_snapshot(vmm, copy):
     assert "workset" in message
 
 
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 & -(crc & 1))
+    return ~crc & 0xFFFFFFFF
+
+
+def rewrite(state: Path, tag: bytes, change) -> None:
+    """Replaces the first section `tag` by change(version, body), with a right checksum (docs/snapshot.md)."""
+    data = state.read_bytes()
+    at = 8
+    while data[at:at + 4] != tag:
+        at += 16 + struct.unpack_from("<I", data, at + 8)[0]
+    instance, version, length = struct.unpack_from("<HHI", data, at + 4)
+    version, body = change(version, data[at + 16:at + 16 + length])
+    head = tag + struct.pack("<HHI", instance, version, len(body))
+    state.write_bytes(data[:at] + head + struct.pack("<I", crc32c(head + body)) + body + data[at + 16 + length:])
+
+
 def test_foreign_cpu(vmm, copy):
-    directory = copy("manifest")
-    path = directory / "manifest"
-    manifest = json.loads(path.read_text())
-    key = next(k for k in manifest if "cpu" in k.lower() and k != "vcpus")
-    manifest[key] = "0" * len(str(manifest[key])) if isinstance(manifest[key], str) else 0
-    path.write_text(json.dumps(manifest))
-    message = refused(vmm, directory)
-    assert "CPU" in message or "cpu" in message
+    path = copy("state") / "state"
+
+    def other_vendor(version, body):
+        assert b"AuthenticAMD" in body or b"GenuineIntel" in body
+        return version, body.replace(b"AuthenticAMD", b"SomeOtherCPU").replace(b"GenuineIntel", b"SomeOtherCPU")
+
+    rewrite(path, b"HEAD", other_vendor)
+    assert "CPU" in refused(vmm, path.parent)
+
+
+@pytest.mark.parametrize("tag", [b"HEAD", b"VDEV", b"UART"])
+def test_newer_version(vmm, copy, tag):
+    path = copy("state") / "state"
+    rewrite(path, tag, lambda version, body: (version + 1, body))
+    message = refused(vmm, path.parent)
+    assert tag.decode() in message and "version" in message
+
+
+def test_kvm_section_of_another_size(vmm, copy):
+    path = copy("state") / "state"
+    rewrite(path, b"REGS", lambda version, body: (version, body[:-8]))
+    assert "REGS" in refused(vmm, path.parent)
+
+
+def test_memory_of_another_snapshot(vmm, copy):
+    """Right size, wrong id: the page after guest memory holds it."""
+    path = copy("memory") / "memory"
+    flip(path, path.stat().st_size - 4096 + 12)
+    assert "memory" in refused(vmm, path.parent)
 
 
 def test_verify_finds_what_a_thaw_does_not_hash(thawbox, template, tmp_path):
