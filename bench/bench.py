@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs bench/thaw over a small set of cells and cache states; writes CSV files, a plot and the docs' table.
 
-Usage: bench.py THAW OUTPUT-DIR [RUNS]. The table goes between the markers of docs/benchmarks.md, the plot to
-docs/thaw.svg, one CSV file a series (one line a run, ms since the start) and all.json to OUTPUT-DIR.
+Usage: bench.py THAW OUTPUT-DIR [RUNS]. The table goes between the markers of docs/benchmarks.md and README.md, the
+plot to docs/thaw.svg, one CSV file a series (one line a run, ms since the start) and all.json to OUTPUT-DIR.
 """
 import csv
 import json
@@ -16,7 +16,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend comes first)
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+TOP = Path(__file__).resolve().parent.parent
+DOCS = TOP / "docs"
 BEGIN, END = "<!-- figures begin: make bench -->", "<!-- figures end -->"
 PANDAS = "import pandas as pd; pd.DataFrame({'k': [1, 2, 1], 'v': [1., 2., 3.]}).groupby('k').v.sum()"
 DAY = str(24 * 3600)
@@ -79,14 +80,14 @@ def main() -> None:
     results = measure(sys.argv[1], out, int(sys.argv[3]) if len(sys.argv) == 4 else 40)
     (out / "all.json").write_text(json.dumps(results, indent=1) + "\n")
     plot(results, DOCS / "thaw.svg")
-    page = DOCS / "benchmarks.md"
-    text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        sys.exit(f"bench: {page} lacks the markers {BEGIN} and {END}")
-    head, tail = text[:text.index(BEGIN)], text[text.index(END):]
-    page.write_text(f"{head}{BEGIN}\n{table(results)}\n{tail}")
+    for page in (DOCS / "benchmarks.md", TOP / "README.md"):
+        text = page.read_text()
+        if text.count(BEGIN) != 1 or text.count(END) != 1:
+            sys.exit(f"bench: {page} lacks the markers {BEGIN} and {END}")
+        head, tail = text[:text.index(BEGIN)], text[text.index(END):]
+        page.write_text(f"{head}{BEGIN}\n{table(results)}\n{tail}")
     print(table(results))
-    print(f"bench: CSV in {out}, table in docs/benchmarks.md, plot in docs/thaw.svg")
+    print(f"bench: CSV in {out}, table in docs/benchmarks.md and README.md, plot in docs/thaw.svg")
 
 
 if __name__ == "__main__":
