@@ -59,7 +59,7 @@ int loop_open(struct loop *loop, unsigned depth, struct err *err)
 	ret = open_ring(loop, depth, err);
 	if (ret < 0)
 		return ret;
-	/* Blocking: io_uring then waits for it; a non-blocking one would answer EAGAIN at once. */
+	/* Blocking: the ring then waits for it; older kernels answer EAGAIN for a non-blocking one. */
 	loop->wake_fd = eventfd(0, EFD_CLOEXEC);
 	if (loop->wake_fd < 0) {
 		ret = err_set(err, -errno, "eventfd: %s", strerror(errno));

@@ -61,7 +61,7 @@ void loop_close(struct loop *loop);
 /*
  * Each starts one operation; done() follows from loop_run(). `op` must not be busy. `fd`, `iov` are
  * borrowed. `off` is in bytes; LOOP_STREAM for what cannot seek (a descriptor in O_NONBLOCK mode
- * then answers -EAGAIN: poll first).
+ * may answer -EAGAIN: then poll).
  */
 #define LOOP_STREAM UINT64_MAX
 void loop_readv(struct loop *loop, struct loop_op *op, int fd, const struct iovec *iov, unsigned nr,
