@@ -18,10 +18,13 @@ struct err {
 /* Sets code and message, clears the remedy. `code` is -errno. Returns `code`. `e` may be NULL. Any thread. */
 int err_set(struct err *e, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
-/* Puts "<text>: " before the message that is there; keeps code and remedy. Returns the code. */
+/*
+ * Puts "<text>: " before the message that is there; keeps code and remedy. Returns the code; without
+ * an `e` it is not known here, and -1 is returned: who may be called without keeps it.
+ */
 int err_wrap(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
-/* Sets the remedy, unless a deeper cause has set one. Returns the code. */
+/* Sets the remedy, unless a deeper cause has set one. Returns as err_wrap(). */
 int err_remedy(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 #endif

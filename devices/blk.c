@@ -606,7 +606,8 @@ static int blk_load(struct vdev *dev, struct state_buf *buf, struct err *err)
 	err_set(err, -EINVAL, "the disk has %llu bytes%s, the snapshot was made with %llu bytes%s",
 	        (unsigned long long)blk->s.size, blk->s.readonly ? ", read-only" : "",
 	        (unsigned long long)s.size, s.readonly ? ", read-only" : "");
-	return err_remedy(err, "use the disk that belongs to the snapshot");
+	err_remedy(err, "use the disk that belongs to the snapshot");
+	return -EINVAL;
 }
 
 static const struct vdev_ops blk_ops = {
@@ -635,7 +636,8 @@ int blk_open(struct blk **blk, const struct blk_config *config, const struct vde
 	ret = blk_image_open(&b->image, config->base_fd, config->overlay_fd, config->readonly, err);
 	if (ret < 0) {
 		free(b);
-		return err_wrap(err, "disk %u", instance);
+		err_wrap(err, "disk %u", instance);
+		return ret;
 	}
 	if (config->size && config->size < b->image.size)
 		b->image.size = config->size;

@@ -23,12 +23,13 @@ static int check_base(int fd, bool written, uint64_t *size, struct err *err)
 	if (end == 0 || end % BLK_SECTOR) {
 		err_set(err, -EINVAL, "disk: %lld bytes are not a whole number of sectors",
 		        (long long)end);
-		return err_remedy(err, "round the image's size up: truncate -s %%%u IMAGE",
-		                  BLK_SECTOR);
+		err_remedy(err, "round the image's size up: truncate -s %%%u IMAGE", BLK_SECTOR);
+		return -EINVAL;
 	}
 	if (written && (flags & O_ACCMODE) == O_RDONLY) {
 		err_set(err, -EACCES, "disk: the image is not open for writing");
-		return err_remedy(err, "make it readonly, or give it an overlay");
+		err_remedy(err, "make it readonly, or give it an overlay");
+		return -EACCES;
 	}
 	*size = (uint64_t)end;
 	return 0;

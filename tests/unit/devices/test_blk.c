@@ -388,6 +388,21 @@ Test(blk, zeroes_and_discard_overlay)
 	check_base_unchanged();
 }
 
+/* More than the configuration space allows, on a disk that is large enough for it. */
+Test(blk, the_longest_discard)
+{
+	int disk = make_file();
+
+	cr_assert_eq(loop_open(&loop, 64, NULL), 0);
+	drv_open(&d, &loop, &host);
+	cr_assert_eq(ftruncate(disk, 8ll << 30), 0);
+	open_device(disk, make_file(), false);
+	drv_start(&d, blk_vdev(blk), DRV_ALL_FEATURES, QUEUE);
+	cr_assert_eq(unmap(VIRTIO_BLK_T_DISCARD, 8, BLK_MAX_UNMAP + 1, 0), VIRTIO_BLK_S_IOERR);
+	cr_assert_eq(unmap(VIRTIO_BLK_T_DISCARD, 8, BLK_MAX_UNMAP, 0), VIRTIO_BLK_S_OK);
+	cr_assert_eq(run(VIRTIO_BLK_T_IN, (8ull << 30) / 512 - 8, BLOCK), VIRTIO_BLK_S_OK);
+}
+
 /* A discard that covers no whole block of an overlay changes nothing. */
 Test(blk, small_discard_is_a_hint)
 {
