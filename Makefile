@@ -41,7 +41,7 @@ MODE_fuzz = $(SANITIZE) -fsanitize=fuzzer-no-link
 
 CFLAGS = -std=c11 -D_GNU_SOURCE -g -fPIE -I. $(WARN) $(MODE_$(VARIANT)) -MMD -MP
 CFLAGS += -DTHAWBOX_VERSION='"$(VERSION)"' -DTHAWBOX_PREFIX='"$(PREFIX)"'
-LDFLAGS = -pie -pthread -Wl,-z,relro,-z,now,-z,noexecstack,--gc-sections $(filter -fsanitize=%,$(CFLAGS))
+LDFLAGS = -pie -pthread -Wl,-z,relro,-z,now,-z,noexecstack $(filter -fsanitize=%,$(CFLAGS))
 
 # liburing 2.3's shared library lacks symbols that the archive has; the other two are linked in so that
 # the monitor's process maps little besides libc.

@@ -42,6 +42,7 @@ static const struct {
 	[PART_MEMORY] = { "memory", "memory_ns", "guest memory mapped" },
 	[PART_VM] = { "vm", "vm_ns", "VM made" },
 	[PART_STATE] = { "state", "state_ns", "state applied" },
+	[PART_POPULATED] = { "populated", "populated_ns", "working set made private" },
 	[PART_RUN] = { "run", "run_ns", "first KVM_RUN" },
 	[PART_RESULT] = { "result", NULL, "last byte of the result" },
 };

@@ -19,7 +19,10 @@ for t; do
     # More than one line only when a test has said why it skipped or failed.
     line=$(grep -a Synthesis <<<"$out" | sed 's/\x1b\[[0-9;]*m//g; s/.*Synthesis: //')
     reports=$(find "$san" -name "${t##*/}*" -size +0)
-    if [ $rc != 0 ] || [ -z "$line" ] || [ -n "$reports" ]; then
+    case $line in
+    ''|'Tested: 0 '*) rc="$rc, ran no test" ;;
+    esac
+    if [ "$rc" != 0 ] || [ -n "$reports" ]; then
         failed=$((failed + 1))
         printf '%s\n' "$out" | tail -n 60
         [ -z "$reports" ] || head -n 60 $reports
