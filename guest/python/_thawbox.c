@@ -45,6 +45,7 @@
 #define FRAME_MORE   0x80u
 #define STDOUT_TYPE  0x11u /* STDERR follows */
 #define IDLE_KEPT    (64u << 10)
+#define PIPE_BYTES   (256 << 10)
 #define FLUSH_NS     20000000 /* output waits at most this long while a cell runs */
 #define FREE_BELLS   16u      /* writes of the first cell that ring at once */
 
@@ -193,6 +194,10 @@ static int saved_fd[2] = { -1, -1 };
 static timer_t timer;
 static bool has_timer;
 static bool in_child;
+static struct {
+	char data[PAGE];
+	size_t len;
+} child[2]; /* of a forked child: what has no newline yet */
 
 static int64_t now_ns(void)
 {
@@ -448,6 +453,7 @@ static int capture_one(int stream)
 	if (dup2(fd[1], stream + 1) < 0 || fcntl(fd[0], F_SETOWN_EX, &owner) < 0 ||
 	    fcntl(fd[0], F_SETFL, O_NONBLOCK | O_ASYNC) < 0)
 		return -errno;
+	fcntl(fd[0], F_SETPIPE_SZ, PIPE_BYTES); /* only fewer signals: the default does as well */
 	close(fd[1]);
 	pipe_fd[stream] = fd[0];
 	return 0;
@@ -519,10 +525,31 @@ static void write_fully(int fd, const char *p, size_t n)
 	}
 }
 
+/* A forked child's output: by lines, else those of several children would mix within a line. */
+static void child_flush(int stream)
+{
+	write_fully(stream + 1, child[stream].data, child[stream].len);
+	child[stream].len = 0;
+}
+
+static void child_write(int stream, const char *p, size_t n)
+{
+	if (n > sizeof(child->data) - child[stream].len)
+		child_flush(stream);
+	if (n > sizeof(child->data)) {
+		write_fully(stream + 1, p, n);
+		return;
+	}
+	memcpy(child[stream].data + child[stream].len, p, n);
+	child[stream].len += n;
+	if (memchr(p, '\n', n))
+		child_flush(stream);
+}
+
 static void stream_write(int stream, const char *p, size_t n)
 {
 	if (in_child) {
-		write_fully(stream + 1, p, n);
+		child_write(stream, p, n);
 		return;
 	}
 	out_lock();
@@ -604,7 +631,10 @@ PyDoc_STRVAR(hint_doc, "hint() -> None\n\nWhat is queued should go out soon: at 
 static PyObject *py_hint(PyObject *self, PyObject *args)
 {
 	(void)self, (void)args;
-	if (!in_child && out.cell) {
+	if (in_child) {
+		child_flush(0);
+		child_flush(1);
+	} else if (out.cell) {
 		out_lock();
 		flush_soon();
 		out_unlock();

@@ -216,7 +216,10 @@ class Parent:
 
     def command(self) -> bool:
         """Does what the agent asks; False when the agent is gone."""
-        packet = self.ctl.recv(65536)
+        try:
+            packet = self.ctl.recv(65536)
+        except ConnectionResetError:  # it went with messages of ours unread
+            return False
         if not packet:
             return False
         try:

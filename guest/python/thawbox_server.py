@@ -187,8 +187,8 @@ class Kernel:
             raise ProtocolError("the request goes on after its JSON")
         if not isinstance(request, dict):
             raise ProtocolError("the request is not a JSON object")
-        if request.get("op") not in self.OPS:
-            raise ProtocolError(f'unknown op {request.get("op")!r}; one of {", ".join(self.OPS)}')
+        if member(request, "op", str) not in self.OPS:
+            raise ProtocolError(f'unknown op {request["op"]!r}; one of {", ".join(self.OPS)}')
         return request
 
     def op_run(self, request: dict[str, Any], is_first: bool) -> bytes:
@@ -230,6 +230,7 @@ class Kernel:
         """Ends a process that the cell forked: it must not go on as a second kernel."""
         if error and error["name"] != "SystemExit":
             _thawbox.write(1, error["traceback"] + "\n")
+        _thawbox.hint()
         code = error["value"] if error and error["name"] == "SystemExit" else ""
         os._exit(int(code) & 0xFF if code.isdecimal() else int(bool(error)))
 

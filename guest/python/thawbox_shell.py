@@ -163,12 +163,19 @@ class CellCompiler(CachingCompiler):
 
     serial = 0
 
+    def next_name(self, number: int) -> str:
+        """Returns the file name of the cell to come."""
+        return f"<ipython-input-{number}-{self.serial + 1}>"
+
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        name = self.next_name(number)
         self.serial += 1
-        return f"<ipython-input-{number}-{self.serial}>"
+        return name
 
     def keep(self, name: str, source: str, number: int) -> None:
-        """Does what cache() does, for a name that is there already: tracebacks show the source."""
+        """Does what cache() does, for the name that next_name() gave: tracebacks show the source.
+        """
+        self.serial += 1
         self._filename_map[name] = number
         linecache.cache[name] = linecache._ipython_cache[name] = (
             len(source), None, source.splitlines(True), name)
@@ -343,6 +350,13 @@ class Shell(InteractiveShell):
         """exit() and quit(): the context outlives its cells."""
         raise SystemExit
 
+    def showsyntaxerror(self, filename: str | None = None,
+                        running_compiled_code: bool = False) -> None:
+        """As the base does, less our own frame above the cell's."""
+        etype, value, tb = self._get_exc_info()
+        frames = traceback.extract_tb(tb)[1:] if running_compiled_code else []
+        self._showtraceback(etype, value, self.SyntaxTB.structured_traceback(etype, value, frames))
+
     def _showtraceback(self, etype: type, evalue: BaseException | None, stb: list[str]) -> None:
         self.shown.append((evalue, self.InteractiveTB.stb2text(stb)))
 
@@ -425,7 +439,7 @@ class Shell(InteractiveShell):
     def run_lean(self, source: str, raw: str, silent: bool) -> BaseException | None:
         """Runs a plain cell, or hands it to IPython if it is not; returns its exception."""
         number = self.execution_count
-        name = self.compile.get_code_name(raw, source, number)
+        name = self.compile.next_name(number)
         parts = self.compile_lean(source, name, silent) if self.is_standard() else None
         if parts is None:
             return self.run_ipython(raw, silent)
@@ -543,3 +557,4 @@ class Shell(InteractiveShell):
         for name in ("last_type", "last_value", "last_traceback"):
             vars(sys).pop(name, None)
         self.execution_count = 1
+        self.compile.serial = 0
