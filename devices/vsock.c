@@ -8,14 +8,13 @@
 #include "devices/vsock.h"
 
 #include "core/log.h"
-#include "devices/vsock_stream.h"
+#include "devices/vsock_table.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -24,15 +23,11 @@ enum { QUEUE_RX, QUEUE_TX, QUEUE_EVENT, NR_QUEUES };
 #define VIRTIO_ID_VSOCK       19u
 #define EVENT_TRANSPORT_RESET 0u
 
-#define MAX_STREAMS  1024u
-#define NR_BUCKETS   256u
-#define MAX_REPLIES  64u  /* RSTs to what is no connection */
 #define TURN_PACKETS 256u /* of each direction, before others on the loop have their turn */
 #define TURN_EVENTS  64
 #define FIRST_MAX    (64u << 10)
 #define CID_MIN      3u
 #define CID_MAX      0xfffffffeu
-#define PORT_MIN     0x40000000u /* host ports of connections that the host begins */
 
 #define VSOCK_STATE(F, A)                                                                      \
 	F(1, uint64_t, guest_cid)                                                              \
@@ -41,40 +36,22 @@ enum { QUEUE_RX, QUEUE_TX, QUEUE_EVENT, NR_QUEUES };
 	F(1, uint32_t, events_unacked)                                                         \
 	F(1, uint16_t, event_base)                                                             \
 	F(1, uint32_t, nr_replies)                                                             \
-	A(1, uint64_t, reply_cid, MAX_REPLIES)                                                 \
-	A(1, uint32_t, reply_host_port, MAX_REPLIES)                                           \
-	A(1, uint32_t, reply_guest_port, MAX_REPLIES)                                          \
-	A(1, uint16_t, reply_type, MAX_REPLIES)
+	A(1, uint64_t, reply_cid, VSOCK_MAX_REPLIES)                                           \
+	A(1, uint32_t, reply_host_port, VSOCK_MAX_REPLIES)                                     \
+	A(1, uint32_t, reply_guest_port, VSOCK_MAX_REPLIES)                                    \
+	A(1, uint16_t, reply_type, VSOCK_MAX_REPLIES)
 STATE_STRUCT(vsock_state, VSOCK_STATE);
 const struct state_desc *vsock_state_desc(void);
 
-/* A RST to a packet that belongs to no connection. */
-struct reply {
-	uint64_t host_cid;
-	uint32_t host_port, guest_port;
-	uint16_t type;
-};
-
-TAILQ_HEAD(stream_list, vsock_stream);
-
 struct vsock {
 	struct vdev vdev;
-	/* const after open */
-	int epoll_fd;
-	struct vsock_unix un;
+	struct vsock_unix un; /* const after open */
 	/* vdev.lock */
-	uint64_t guest_cid;
-	struct stream_list all, ready, buried;
-	struct vsock_stream *bucket[NR_BUCKETS];
-	unsigned nr_streams;
-	uint32_t next_port;
-	struct reply reply[MAX_REPLIES];
-	unsigned reply_head, nr_replies;
+	struct vsock_table table;
 	bool tx_stalled;     /* chains wait until there is room for replies */
 	bool accept_stalled; /* programs wait until there is room for streams */
 	bool event_due;
 	uint16_t events_unacked, event_base;
-	struct vsock_stats stats;
 	struct virtq_chain chain;
 	/* loop's thread */
 	struct loop_op poll_op;
@@ -89,177 +66,6 @@ static struct vsock *vsock_of(struct vdev *dev)
 struct vdev *vsock_vdev(struct vsock *v)
 {
 	return &v->vdev;
-}
-
-struct vsock_stats *vsock_totals(struct vsock *v)
-{
-	return &v->stats;
-}
-
-/* Out of the epoll set first: the open file may live on in another process. */
-void vsock_close_fd(struct vsock *v, int fd)
-{
-	epoll_ctl(v->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-	close(fd);
-}
-
-/* ---- the table ---- */
-
-static struct vsock_stream **bucket_of(struct vsock *v, uint32_t host_port, uint32_t guest_port)
-{
-	return &v->bucket[(host_port * 0x9e3779b1u ^ guest_port * 0x85ebca6bu) >> 24];
-}
-_Static_assert(NR_BUCKETS == 1u << (32 - 24), "the hash is the top bits");
-
-static struct vsock_stream *find(struct vsock *v, uint32_t host_port, uint32_t guest_port)
-{
-	struct vsock_stream *s = *bucket_of(v, host_port, guest_port);
-
-	while (s && (s->conn.host_port != host_port || s->conn.guest_port != guest_port))
-		s = s->hash_next;
-	return s;
-}
-
-static void list(struct vsock_stream *s)
-{
-	struct vsock_stream **b = bucket_of(s->vsock, s->conn.host_port, s->conn.guest_port);
-
-	s->hash_next = *b;
-	*b = s;
-	s->is_listed = true;
-	s->phase = VSOCK_LIVE;
-}
-
-static void unlist(struct vsock_stream *s)
-{
-	struct vsock_stream **link = bucket_of(s->vsock, s->conn.host_port, s->conn.guest_port);
-
-	if (!s->is_listed)
-		return;
-	while (*link != s)
-		link = &(*link)->hash_next;
-	*link = s->hash_next;
-	s->is_listed = false;
-}
-
-static void unready(struct vsock_stream *s)
-{
-	if (s->is_ready)
-		TAILQ_REMOVE(&s->vsock->ready, s, ready);
-	s->is_ready = false;
-}
-
-void vsock_want_guest(struct vsock_stream *s)
-{
-	if (!s->is_ready)
-		TAILQ_INSERT_TAIL(&s->vsock->ready, s, ready);
-	s->is_ready = true;
-}
-
-/* Freed by free_buried(): whoever has called us may still look at it. */
-void vsock_bury(struct vsock_stream *s)
-{
-	struct vsock *v = s->vsock;
-
-	if (s->phase == VSOCK_BURIED)
-		return;
-	unlist(s);
-	unready(s);
-	TAILQ_REMOVE(&v->all, s, all);
-	TAILQ_INSERT_TAIL(&v->buried, s, all);
-	s->phase = VSOCK_BURIED;
-	v->nr_streams--;
-	v->stats.closed += s->opened;
-}
-
-static void free_buried(struct vsock *v)
-{
-	struct vsock_stream *s;
-
-	while ((s = TAILQ_FIRST(&v->buried))) {
-		TAILQ_REMOVE(&v->buried, s, all);
-		vsock_stream_free(s);
-	}
-}
-
-static bool push_reply(struct vsock *v, const struct reply *reply)
-{
-	if (v->nr_replies == MAX_REPLIES)
-		return false;
-	v->reply[(v->reply_head + v->nr_replies++) % MAX_REPLIES] = *reply;
-	return true;
-}
-
-/* new_stream() may need a second place for the one that it evicts. */
-static bool room_for_replies(const struct vsock *v)
-{
-	return v->nr_replies + 2 <= MAX_REPLIES;
-}
-
-/* A stream that only waits for a guest that does not close its end makes room for a new one. */
-static void evict(struct vsock *v)
-{
-	struct vsock_stream *s;
-
-	TAILQ_FOREACH(s, &v->all, all)
-	{
-		struct reply reply = { VSOCK_HOST_CID, s->conn.host_port, s->conn.guest_port,
-			               VSOCK_TYPE_STREAM };
-
-		if (s->phase != VSOCK_LIVE || s->fd >= 0)
-			continue;
-		if (push_reply(v, &reply))
-			vsock_bury(s);
-		return;
-	}
-}
-
-/* A stream that takes `fd` over, or NULL (with -errno in *ret) and `fd` is still the caller's. */
-static struct vsock_stream *new_stream(struct vsock *v, int fd, enum vsock_phase phase, int *ret)
-{
-	struct epoll_event want = { .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET };
-	struct vsock_stream *s;
-
-	if (v->nr_streams >= MAX_STREAMS)
-		evict(v);
-	*ret = -ENOSPC;
-	if (v->nr_streams >= MAX_STREAMS)
-		return NULL;
-	s = calloc(1, sizeof(*s));
-	want.data.ptr = s;
-	*ret = s ? 0 : -ENOMEM;
-	if (s && epoll_ctl(v->epoll_fd, EPOLL_CTL_ADD, fd, &want) < 0)
-		*ret = -errno;
-	if (*ret < 0) {
-		free(s);
-		return NULL;
-	}
-	s->vsock = v;
-	s->fd = fd;
-	s->phase = phase;
-	s->writable = true;
-	TAILQ_INSERT_TAIL(&v->all, s, all);
-	v->nr_streams++;
-	return s;
-}
-
-/* A guest that was thawed may hold ports of an earlier life: the random start keeps us from them. */
-static uint32_t take_port(struct vsock *v, uint32_t guest_port)
-{
-	uint32_t port;
-
-	do {
-		port = PORT_MIN | (v->next_port++ & (PORT_MIN - 1));
-	} while (find(v, port, guest_port));
-	return port;
-}
-
-void vsock_ask_guest(struct vsock_stream *s, uint32_t port)
-{
-	vsock_conn_request(&s->conn, s->vsock->guest_cid, take_port(s->vsock, port), port);
-	s->greeted = s->phase == VSOCK_GREETING;
-	list(s);
-	vsock_stream_settle(s);
 }
 
 /* ---- to the guest ---- */
@@ -297,32 +103,19 @@ static void give_chain(struct vsock *v, unsigned q, uint32_t written)
 		vdev_break(&v->vdev, "bad ring");
 }
 
-static int send_reply(struct vsock *v)
-{
-	const struct reply *reply = &v->reply[v->reply_head];
-	struct vsock_hdr hdr = {
-		.src_cid = reply->host_cid,
-		.dst_cid = v->guest_cid,
-		.src_port = reply->host_port,
-		.dst_port = reply->guest_port,
-		.type = reply->type,
-		.op = VSOCK_OP_RST,
-	};
-
-	v->reply_head = (v->reply_head + 1) % MAX_REPLIES;
-	v->nr_replies--;
-	v->stats.resets++;
-	return chain_write(&v->chain, 0, &hdr, sizeof(hdr)) < 0 ? -EPROTO : (int)sizeof(hdr);
-}
-
+/* Writes the next packet into the chain: bytes, 0 when its stream has nothing to say, -EPROTO. */
 static int send_next(struct vsock *v)
 {
-	struct vsock_stream *s = TAILQ_FIRST(&v->ready);
+	struct vsock_stream *s;
+	struct vsock_hdr hdr;
 	int ret;
 
-	if (v->nr_replies)
-		return send_reply(v);
-	unready(s);
+	if (v->table.nr_replies) {
+		vsock_table_next_reply(&v->table, &hdr);
+		ret = chain_write(&v->chain, 0, &hdr, sizeof(hdr));
+		return ret < 0 ? ret : (int)sizeof(hdr);
+	}
+	s = vsock_table_next(&v->table);
 	ret = vsock_stream_send(s, &v->chain);
 	vsock_stream_settle(s);
 	return ret;
@@ -335,7 +128,7 @@ static void serve_rx(struct vsock *v)
 
 	if (!vdev_may_pop(&v->vdev) || is_held(v))
 		return;
-	while (v->nr_replies || !TAILQ_EMPTY(&v->ready)) {
+	while (v->table.nr_replies || !TAILQ_EMPTY(&v->table.ready)) {
 		int n;
 
 		if (!budget--) {
@@ -354,7 +147,7 @@ static void serve_rx(struct vsock *v)
 	if (have)
 		virtq_unpop(&v->vdev.vq[QUEUE_RX]);
 	vdev_signal_queue(&v->vdev, QUEUE_RX);
-	if (v->tx_stalled && room_for_replies(v)) {
+	if (v->tx_stalled && vsock_table_can_reply(&v->table)) {
 		v->tx_stalled = false;
 		vdev_kick(&v->vdev, QUEUE_TX);
 	}
@@ -398,31 +191,30 @@ static void serve_event(struct vsock *v)
 
 static void refuse(struct vsock *v, const struct vsock_hdr *hdr)
 {
-	struct reply reply = { hdr->dst_cid, hdr->dst_port, hdr->src_port, hdr->type };
+	struct vsock_reply reply = { hdr->dst_cid, hdr->dst_port, hdr->src_port, hdr->type };
 
-	v->stats.refused += hdr->op == VSOCK_OP_REQUEST;
+	v->table.stats.refused += hdr->op == VSOCK_OP_REQUEST;
 	if (hdr->op != VSOCK_OP_RST)
-		BUG_ON(!push_reply(v, &reply)); /* serve_tx() has made sure of the room */
+		BUG_ON(!vsock_table_reply(&v->table, &reply)); /* serve_tx() has seen to it */
 }
 
 static void guest_connects(struct vsock *v, const struct vsock_hdr *hdr)
 {
-	struct vsock_stream *s;
-	int fd = -ENOENT, ret;
+	struct vsock_stream *s = NULL;
+	int fd = -ENOENT;
 
 	if (v->un.fd >= 0)
 		fd = vsock_unix_connect(v->un.path, hdr->dst_port);
-	s = fd < 0 ? NULL : new_stream(v, fd, VSOCK_LIVE, &ret);
+	if (fd >= 0 && vsock_table_add(&v->table, fd, VSOCK_LIVE, &s) < 0)
+		close(fd);
 	if (!s) {
-		if (fd >= 0)
-			close(fd);
 		refuse(v, hdr);
 		return;
 	}
-	vsock_conn_accept(&s->conn, v->guest_cid, hdr);
+	vsock_conn_accept(&s->conn, v->table.guest_cid, hdr);
 	s->opened = true;
-	v->stats.opened++;
-	list(s);
+	v->table.stats.opened++;
+	vsock_table_list(s);
 	vsock_stream_settle(s);
 }
 
@@ -434,14 +226,14 @@ static void recv_packet(struct vsock *v)
 	if (chain_read(&v->chain, 0, &hdr, sizeof(hdr)) < 0)
 		return; /* take_chain() has checked the length */
 	if (hdr.type != VSOCK_TYPE_STREAM || hdr.dst_cid != VSOCK_HOST_CID ||
-	    hdr.src_cid != v->guest_cid) {
+	    hdr.src_cid != v->table.guest_cid) {
 		refuse(v, &hdr);
 		return;
 	}
 	/* Less payload than it says: no operation that a connection knows, so that it ends. */
 	if (hdr.len > v->chain.read_len - VSOCK_HDR_LEN)
 		hdr.op = 0;
-	s = find(v, hdr.dst_port, hdr.src_port);
+	s = vsock_table_find(&v->table, hdr.dst_port, hdr.src_port);
 	if (s)
 		vsock_stream_recv(s, &hdr, &v->chain);
 	else if (hdr.op == VSOCK_OP_REQUEST)
@@ -456,7 +248,7 @@ static void serve_tx(struct vsock *v)
 
 	virtq_kicks_off(&v->vdev.vq[QUEUE_TX]);
 	while (vdev_may_pop(&v->vdev)) {
-		if (!room_for_replies(v)) {
+		if (!vsock_table_can_reply(&v->table)) {
 			v->tx_stalled = true;
 			break;
 		}
@@ -476,18 +268,17 @@ static void serve_tx(struct vsock *v)
 
 static void arm_poll(struct vsock *v)
 {
-	loop_poll(v->vdev.host.loop, &v->poll_op, v->epoll_fd, POLLIN);
+	loop_poll(v->vdev.host.loop, &v->poll_op, v->table.epoll_fd, POLLIN);
 }
 
 static void accept_programs(struct vsock *v)
 {
-	v->accept_stalled = false;
-	for (;;) {
-		int fd, ret = 0;
+	struct vsock_stream *s;
 
-		if (v->nr_streams >= MAX_STREAMS)
-			evict(v);
-		v->accept_stalled = v->nr_streams >= MAX_STREAMS;
+	for (;;) {
+		int fd;
+
+		v->accept_stalled = !vsock_table_has_room(&v->table);
 		if (v->accept_stalled)
 			return;
 		fd = accept4(v->un.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -496,7 +287,7 @@ static void accept_programs(struct vsock *v)
 			v->accept_stalled = errno != EAGAIN;
 			return;
 		}
-		if (!new_stream(v, fd, VSOCK_GREETING, &ret))
+		if (vsock_table_add(&v->table, fd, VSOCK_GREETING, &s) < 0)
 			close(fd);
 	}
 }
@@ -505,9 +296,10 @@ static void accept_programs(struct vsock *v)
 static void finish(struct vsock *v)
 {
 	serve_rx(v);
-	if (v->accept_stalled && !TAILQ_EMPTY(&v->buried))
+	if (vsock_table_free_buried(&v->table) && v->accept_stalled) {
 		accept_programs(v);
-	free_buried(v);
+		serve_rx(v);
+	}
 }
 
 static void on_sockets(struct loop_op *op, int res)
@@ -519,7 +311,7 @@ static void on_sockets(struct loop_op *op, int res)
 	if (res == -ECANCELED)
 		return;
 	pthread_mutex_lock(&v->vdev.lock);
-	nr = epoll_wait(v->epoll_fd, events, TURN_EVENTS, 0);
+	nr = epoll_wait(v->table.epoll_fd, events, TURN_EVENTS, 0);
 	for (int i = 0; i < nr; i++) {
 		if (events[i].data.ptr)
 			vsock_stream_host_event(events[i].data.ptr, events[i].events);
@@ -550,7 +342,7 @@ static uint64_t vsock_features(const struct vdev *dev)
 
 static void vsock_config_read(struct vdev *dev, uint32_t off, void *dst, uint32_t n)
 {
-	const uint64_t cid = vsock_of(dev)->guest_cid;
+	const uint64_t cid = vsock_of(dev)->table.guest_cid;
 
 	if (off < sizeof(cid))
 		memcpy(dst, (const uint8_t *)&cid + off,
@@ -584,27 +376,16 @@ static void vsock_kick(struct vdev *dev, unsigned q)
 	finish(v);
 }
 
-static bool is_known(const struct vsock_stream *s)
-{
-	return s->is_listed && vsock_conn_is_known(&s->conn);
-}
-
 /* What the guest has not heard of yet waits for its next driver. */
 static void vsock_reset(struct vdev *dev)
 {
 	struct vsock *v = vsock_of(dev);
-	struct vsock_stream *s = TAILQ_FIRST(&v->all), *next;
 
-	for (; s; s = next) {
-		next = TAILQ_NEXT(s, all);
-		if (is_known(s))
-			vsock_bury(s);
-	}
-	v->nr_replies = 0;
+	vsock_table_reset(&v->table);
 	v->tx_stalled = false;
 	v->event_due = false;
 	v->events_unacked = 0;
-	loop_post(dev->host.loop, &v->turn);
+	loop_post(dev->host.loop, &v->turn); /* frees what was closed */
 }
 
 static bool vsock_quiesce(struct vdev *dev)
@@ -621,17 +402,17 @@ static int vsock_state_check(void *state, uint16_t from, struct err *err)
 
 	(void)from; /* one version so far */
 	if (s->guest_cid < CID_MIN || s->guest_cid > CID_MAX || s->event_due > 1 ||
-	    s->events_unacked > VIRTQ_MAX_SIZE || s->nr_replies > MAX_REPLIES)
+	    s->events_unacked > VIRTQ_MAX_SIZE || s->nr_replies > VSOCK_MAX_REPLIES)
 		return err_set(err, -EBADMSG, "values out of range");
 	return 0;
 }
 STATE_DESC(vsock_state, VSOCK_STATE, "VSCK", 1, vsock_state_check)
 
-static void save_reply(struct vsock_state *state, const struct reply *reply)
+static void save_reply(struct vsock_state *state, const struct vsock_reply *reply)
 {
 	uint32_t i = state->nr_replies;
 
-	if (i == MAX_REPLIES) /* the guest's connect() then ends by its own timeout */
+	if (i == VSOCK_MAX_REPLIES) /* the guest's connect() then ends by its own timeout */
 		return;
 	state->reply_cid[i] = reply->host_cid;
 	state->reply_host_port[i] = reply->host_port;
@@ -647,22 +428,23 @@ static void save_reply(struct vsock_state *state, const struct reply *reply)
 static void vsock_save(struct vdev *dev, struct state_buf *buf)
 {
 	struct vsock *v = vsock_of(dev);
+	const struct vsock_table *t = &v->table;
 	struct vsock_state state = {
-		.guest_cid = v->guest_cid,
+		.guest_cid = t->guest_cid,
 		.event_due = v->event_due,
 		.events_unacked = v->events_unacked,
 		.event_base = v->event_base,
 	};
 	struct vsock_stream *s;
 
-	for (unsigned i = 0; i < v->nr_replies; i++)
-		save_reply(&state, &v->reply[(v->reply_head + i) % MAX_REPLIES]);
-	TAILQ_FOREACH(s, &v->all, all)
+	for (unsigned i = 0; i < t->nr_replies; i++)
+		save_reply(&state, &t->reply[(t->reply_head + i) % VSOCK_MAX_REPLIES]);
+	TAILQ_FOREACH(s, &t->all, all)
 	{
-		struct reply reply = { VSOCK_HOST_CID, s->conn.host_port, s->conn.guest_port,
-			               VSOCK_TYPE_STREAM };
+		struct vsock_reply reply = { VSOCK_HOST_CID, s->conn.host_port, s->conn.guest_port,
+			                     VSOCK_TYPE_STREAM };
 
-		if (!is_known(s))
+		if (!vsock_table_is_known(s))
 			continue;
 		if (vsock_conn_owes_answer(&s->conn))
 			save_reply(&state, &reply);
@@ -675,6 +457,7 @@ static void vsock_save(struct vdev *dev, struct state_buf *buf)
 static int vsock_load(struct vdev *dev, struct state_buf *buf, struct err *err)
 {
 	struct vsock *v = vsock_of(dev);
+	struct vsock_table *t = &v->table;
 	struct vsock_state state;
 	struct vsock_stream *s;
 	int ret;
@@ -683,19 +466,20 @@ static int vsock_load(struct vdev *dev, struct state_buf *buf, struct err *err)
 	ret = state_get(buf, vsock_state_desc(), (uint16_t)dev->instance, &state, err);
 	if (ret < 0)
 		return ret;
-	v->guest_cid = state.guest_cid;
-	TAILQ_FOREACH(s, &v->all, all)
+	t->guest_cid = state.guest_cid;
+	TAILQ_FOREACH(s, &t->all, all)
 	{
 		s->conn.guest_cid = state.guest_cid;
 	}
+	t->reply_head = 0;
+	t->nr_replies = state.nr_replies;
+	for (uint32_t i = 0; i < state.nr_replies; i++)
+		t->reply[i] =
+			(struct vsock_reply){ state.reply_cid[i], state.reply_host_port[i],
+			                      state.reply_guest_port[i], state.reply_type[i] };
 	v->event_due = state.event_due || state.live;
 	v->events_unacked = (uint16_t)state.events_unacked;
 	v->event_base = state.event_base;
-	v->reply_head = 0;
-	v->nr_replies = state.nr_replies;
-	for (uint32_t i = 0; i < state.nr_replies; i++)
-		v->reply[i] = (struct reply){ state.reply_cid[i], state.reply_host_port[i],
-			                      state.reply_guest_port[i], state.reply_type[i] };
 	return 0;
 }
 
@@ -718,21 +502,16 @@ static const struct vdev_ops vsock_ops = {
 
 static int open_host_side(struct vsock *v, const struct vsock_config *config, struct err *err)
 {
-	struct epoll_event want = { .events = EPOLLIN | EPOLLET };
-	int ret;
+	struct epoll_event want = { .events = EPOLLIN | EPOLLET }; /* data.ptr NULL: no stream */
+	int ret = vsock_table_open(&v->table, config->guest_cid, err);
 
-	v->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	if (v->epoll_fd < 0)
+	if (ret < 0 || !config->path)
+		return ret;
+	ret = vsock_unix_listen(&v->un, config->path, err);
+	if (ret < 0)
+		return ret;
+	if (epoll_ctl(v->table.epoll_fd, EPOLL_CTL_ADD, v->un.fd, &want) < 0)
 		return err_set(err, -errno, "vsock: epoll: %s", strerror(errno));
-	if (config->path) {
-		ret = vsock_unix_listen(&v->un, config->path, err);
-		if (ret < 0)
-			return ret;
-		if (epoll_ctl(v->epoll_fd, EPOLL_CTL_ADD, v->un.fd, &want) < 0)
-			return err_set(err, -errno, "vsock: epoll: %s", strerror(errno));
-	}
-	if (getrandom(&v->next_port, sizeof(v->next_port), 0) != sizeof(v->next_port))
-		return err_set(err, -EIO, "vsock: no random numbers");
 	return 0;
 }
 
@@ -752,13 +531,9 @@ int vsock_open(struct vsock **vsock, const struct vsock_config *config,
 	if (!v)
 		return err_set(err, -ENOMEM, "vsock: out of memory");
 	vdev_init(&v->vdev, &vsock_ops, host, instance);
-	v->guest_cid = config->guest_cid;
 	v->un.fd = -1;
 	v->poll_op.done = on_sockets;
 	v->turn.fire = on_turn;
-	TAILQ_INIT(&v->all);
-	TAILQ_INIT(&v->ready);
-	TAILQ_INIT(&v->buried);
 	ret = open_host_side(v, config, err);
 	if (ret < 0) {
 		vsock_close(v);
@@ -771,25 +546,19 @@ int vsock_open(struct vsock **vsock, const struct vsock_config *config,
 
 void vsock_close(struct vsock *v)
 {
-	struct vsock_stream *s;
-
 	if (!v)
 		return;
 	if (v->vdev.host.loop->open) {
 		loop_reap(v->vdev.host.loop, &v->poll_op);
 		loop_unpost(v->vdev.host.loop, &v->turn);
 	}
-	while ((s = TAILQ_FIRST(&v->all)))
-		vsock_bury(s);
-	free_buried(v);
+	vsock_table_close(&v->table);
 	vsock_unix_close(&v->un);
-	if (v->epoll_fd >= 0)
-		close(v->epoll_fd);
 	vdev_close(&v->vdev);
 	free(v);
 }
 
-/* As new_stream(), with the lock taken, and with `n` bytes that go first. */
+/* Lock held. */
 static int add_stream(struct vsock *v, int fd, uint32_t port, enum vsock_begin begin,
                       const void *bytes, size_t n, struct err *err)
 {
@@ -799,12 +568,13 @@ static int add_stream(struct vsock *v, int fd, uint32_t port, enum vsock_begin b
 
 	if (n && !first)
 		return err_set(err, -ENOMEM, "vsock: out of memory");
-	s = new_stream(v, fd, VSOCK_SILENT, &ret);
-	if (!s) {
+	ret = vsock_table_add(&v->table, fd, VSOCK_SILENT, &s);
+	if (ret < 0) {
 		free(first);
 		err_set(err, ret, "vsock: connect to guest port %u: %s", port,
 		        ret == -ENOSPC ? "too many connections" : strerror(-ret));
-		return ret == -ENOSPC ? err_remedy(err, "close some of the %u", MAX_STREAMS) : ret;
+		return ret == -ENOSPC ? err_remedy(err, "close some of the %u", VSOCK_MAX_STREAMS)
+		                      : ret;
 	}
 	if (n)
 		memcpy(first, bytes, n);
@@ -843,7 +613,7 @@ int vsock_connect_with(struct vsock *v, int fd, uint32_t port, const void *bytes
 void vsock_stats(struct vsock *v, struct vsock_stats *stats)
 {
 	pthread_mutex_lock(&v->vdev.lock);
-	*stats = v->stats;
-	stats->live = v->nr_streams;
+	*stats = v->table.stats;
+	stats->live = v->table.nr_streams;
 	pthread_mutex_unlock(&v->vdev.lock);
 }

@@ -15,8 +15,7 @@
 static void close_host(struct vsock_stream *s)
 {
 	if (s->fd >= 0)
-		vsock_close_fd(s->vsock, s->fd);
-	s->fd = -1;
+		vsock_close_fd(s);
 	free(s->first);
 	free(s->held);
 	s->first = s->held = NULL;
@@ -69,7 +68,7 @@ static uint32_t send_host(struct vsock_stream *s, struct iovec *iov, size_t nr, 
 	ssize_t ret = sendmsg(s->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 
 	if (ret >= 0) {
-		vsock_totals(s->vsock)->bytes_to_host += (uint64_t)ret;
+		vsock_totals(s)->bytes_to_host += (uint64_t)ret;
 		s->writable = (uint32_t)ret == n;
 		return (uint32_t)ret;
 	}
@@ -187,8 +186,8 @@ int vsock_stream_send(struct vsock_stream *s, const struct virtq_chain *chain)
 		else if (!vsock_conn_next(&s->conn, &hdr))
 			return 0;
 	}
-	vsock_totals(s->vsock)->bytes_to_guest += n;
-	vsock_totals(s->vsock)->resets += hdr.op == VSOCK_OP_RST;
+	vsock_totals(s)->bytes_to_guest += n;
+	vsock_totals(s)->resets += hdr.op == VSOCK_OP_RST;
 	if (chain_write(chain, 0, &hdr, sizeof(hdr)) < 0)
 		return -EPROTO;
 	return (int)(VSOCK_HDR_LEN + n);
@@ -237,7 +236,7 @@ static void on_open(struct vsock_stream *s)
 	int n;
 
 	s->opened = true;
-	vsock_totals(s->vsock)->opened++;
+	vsock_totals(s)->opened++;
 	s->readable = true; /* it may have spoken first; the read will tell */
 	if (!s->greeted)
 		return;
@@ -260,7 +259,7 @@ void vsock_stream_recv(struct vsock_stream *s, const struct vsock_hdr *hdr,
 		take_data(s, chain, hdr->len);
 		break;
 	case VSOCK_EVENT_DEAD:
-		vsock_totals(s->vsock)->refused += asked;
+		vsock_totals(s)->refused += asked;
 		break;
 	case VSOCK_EVENT_NONE:
 		break;
@@ -313,7 +312,7 @@ static void await_byte(struct vsock_stream *s)
 static void serve_host(struct vsock_stream *s)
 {
 	if (s->conn.state == VSOCK_CONN_REQUESTED && s->hung && left_nothing(s)) {
-		vsock_totals(s->vsock)->refused++;
+		vsock_totals(s)->refused++;
 		vsock_conn_abort(&s->conn);
 	}
 	if (s->fd >= 0)

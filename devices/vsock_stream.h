@@ -15,7 +15,7 @@
 
 #include <sys/queue.h>
 
-struct vsock;
+struct vsock_table;
 
 enum vsock_phase {
 	VSOCK_GREETING, /* the host's program has not said which port it wants */
@@ -25,7 +25,7 @@ enum vsock_phase {
 };
 
 struct vsock_stream {
-	struct vsock *vsock;
+	struct vsock_table *table;
 	struct vsock_conn conn;
 	enum vsock_phase phase;
 	int fd;        /* owned; -1: closed, and the guest's RST is awaited */
@@ -47,15 +47,15 @@ struct vsock_stream {
 	TAILQ_ENTRY(vsock_stream) all, ready;
 };
 
-/* The owner's side (vsock.c). */
-struct vsock_stats *vsock_totals(struct vsock *vsock);
+/* The table's side (vsock_table.c). */
+struct vsock_stats *vsock_totals(struct vsock_stream *stream);
 /* The stream has (or may have) something for the guest. */
 void vsock_want_guest(struct vsock_stream *stream);
 /* The host's program has named its port, or said its first byte: asks the guest. */
 void vsock_ask_guest(struct vsock_stream *stream, uint32_t port);
-/* Closes a stream's socket. */
-void vsock_close_fd(struct vsock *vsock, int fd);
-/* Nothing of the stream is left. */
+/* Closes the stream's socket, which is there. */
+void vsock_close_fd(struct vsock_stream *stream);
+/* Nothing of the stream is left: out of the table, freed when the present event has been served. */
 void vsock_bury(struct vsock_stream *stream);
 
 /* epoll(7) `events` of its socket. */

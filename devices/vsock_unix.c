@@ -69,7 +69,7 @@ int vsock_unix_listen(struct vsock_unix *un, const char *path, struct err *err)
 		        sizeof(addr.sun_path) - PORT_CHARS - 1);
 		return err_remedy(err, "use a path nearer to the root, or a relative one");
 	}
-	strcpy(addr.sun_path, path);
+	memcpy(addr.sun_path, path, strlen(path) + 1);
 	ret = clear_stale(&addr, err);
 	if (ret < 0)
 		return ret;
