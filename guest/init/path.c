@@ -56,13 +56,13 @@ void path_split(const char *path, char *out, const char **dir, const char **name
 {
 	char *slash;
 
-	strcpy(out, path);
+	memcpy(out, path, strlen(path) + 1);
 	slash = strrchr(out, '/');
 	*name = slash + 1;
 	*dir = out;
 	if (slash == out) { /* "/x": its folder is "/", kept behind the name's end */
 		slash = out + strlen(out) + 1;
-		strcpy(slash, "/");
+		memcpy(slash, "/", 2);
 		*dir = slash;
 		return;
 	}

@@ -11,5 +11,5 @@
 int path_resolve(const char *home, const char *path, char *out, size_t size);
 
 /* Splits an absolute cleaned path into its folder (at least "/") and its name; both point into
- * `out`, of at least strlen(path) + 2 bytes. */
+ * `out`, of at least strlen(path) + 3 bytes. */
 void path_split(const char *path, char *out, const char **dir, const char **name);

@@ -130,9 +130,10 @@ static char **flatten_env(json_t *all)
 char **user_env(const struct user *u, json_t *common, json_t *own, const char **bad)
 {
 	char **block = NULL;
-	json_t *all = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "PATH", PATH_DEFAULT, "HOME",
-	                        u->home, "USER", u->name, "LOGNAME", u->name, "SHELL", u->shell,
-	                        "LANG", "C.UTF-8");
+	/* First what `pip install --user` makes, as Debian's ~/.profile has it. */
+	json_t *all = json_pack("{s:s++, s:s, s:s, s:s, s:s, s:s}", "PATH", u->home,
+	                        "/.local/bin:", PATH_DEFAULT, "HOME", u->home, "USER", u->name,
+	                        "LOGNAME", u->name, "SHELL", u->shell, "LANG", "C.UTF-8");
 
 	*bad = NULL;
 	if (all && merge_env(all, common, bad) == 0 && merge_env(all, own, bad) == 0)
