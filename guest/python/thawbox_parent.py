@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
+import importlib.util
 import json
 import os
 import pwd
@@ -19,11 +19,11 @@ import site
 import socket
 import sys
 import threading
-import time
 import traceback
 from typing import Any
 
 IMPORTS = ("numpy", "pandas", "IPython", "matplotlib.pyplot", "scipy.stats", "PIL.Image", "requests")
+"""Imported if they are installed; a warm-up may import more."""
 HEAP_SLACK = 16 << 20
 STACK_SLACK = 256 << 10
 QUIET_S = 1.0
@@ -97,8 +97,13 @@ class Parent:
     # ---- making ----
 
     def become_user(self) -> None:
-        """Takes the environment of a login of the user, and the user's rights over files, so that
+        """Gives kernels no standard input, so that a read ends at once instead of waiting for the
+        console, and takes the environment of a login of the user, and the user's rights over files, so that
         caches made by imports belong to the right one. Root can come back."""
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.umask(0o022)
         if self.user:
             os.environ.clear()
             os.environ.update(
@@ -106,7 +111,10 @@ class Parent:
                 SHELL=self.user.pw_shell, LANG="C.UTF-8", TERM="dumb",
                 PATH=f"{self.user.pw_dir}/.local/bin:/usr/local/bin:/usr/bin:/bin"
                      ":/usr/local/sbin:/usr/sbin:/sbin")
-            os.chdir(self.user.pw_dir)
+            try:
+                os.chdir(self.user.pw_dir)
+            except OSError as e:
+                raise Failure(f"home of {self.user.pw_name}: {e}; make it in the image") from e
             os.initgroups(self.user.pw_name, self.user.pw_gid)
             os.setegid(self.user.pw_gid)
             os.seteuid(self.user.pw_uid)
@@ -125,19 +133,18 @@ class Parent:
             sys.path.append(packages)
 
     def build(self) -> None:
-        """Imports everything and makes the shell."""
+        """Imports what the template has and makes the shell."""
         for name in IMPORTS:
-            self.phase(f"import {name}")
-            try:
+            if importlib.util.find_spec(name.partition(".")[0]):
+                self.phase(f"import {name}")
                 importlib.import_module(name)
-            except ImportError as e:
-                raise Failure(f"import {name}: {e}; add its package to the template") from e
         import thawbox_server  # noqa: F401  (only now: it imports IPython; kernels use it)
         import thawbox_shell
         self.phase("make the shell")
         self.shell = thawbox_shell.Shell.instance(
             ipython_dir=os.path.join(os.environ.get("HOME", "/tmp"), ".ipython"))
-        self.shell.enable_matplotlib("inline")
+        if "matplotlib" in sys.modules:
+            self.shell.enable_matplotlib("inline")
         thawbox_shell.take_streams()
         self.shell.settle_in()
 
@@ -281,7 +288,7 @@ def run_kernel(parent: Parent, listener: socket.socket, role: str, port: int, sa
             _thawbox.slack(HEAP_SLACK, STACK_SLACK)
             kernel.rehearse_all(REHEARSALS)
             os.write(say, b"ready\n")
-            time.sleep(QUIET_S)
+            _thawbox.rest(QUIET_S)
             os.close(say)
             kernel.freeze(REHEARSALS[0])
             kernel.serve(listener)

@@ -97,7 +97,7 @@ class Usage:
         except OSError:
             self._peak = -1  # then peak_kib is that of the process's life
         self.begin()
-        self.end(time.monotonic_ns())
+        self.end(_thawbox.now())
 
     def cpu(self) -> tuple[float, float]:
         """Returns user and system seconds of this process and its waited-for children."""
@@ -110,7 +110,7 @@ class Usage:
         if self._peak >= 0:
             os.pwrite(self._peak, b"5", 0)
         self._cpu = self.cpu()
-        self.start_ns = time.monotonic_ns()
+        self.start_ns = _thawbox.now()
 
     def end(self, now_ns: int) -> None:
         """Computes what was used up to now; now_ns is when the cell ended."""
@@ -199,7 +199,7 @@ class Kernel:
         if not 0 <= max_output < 1 << 40:
             raise ProtocolError(f'"max_output" must be 0 or a number of bytes, is {max_output}')
         if is_first:
-            self.usage.start_ns = time.monotonic_ns()
+            self.usage.start_ns = _thawbox.now()
         else:
             self.usage.begin()
         count = self.shell.execution_count
@@ -208,7 +208,7 @@ class Kernel:
         if _thawbox.forked():
             self.leave_child(error)
         cut_out, cut_err = _thawbox.end()
-        self.ended_ns = time.monotonic_ns()
+        self.ended_ns = _thawbox.now()
         return b'{"status":"%s","execution_count":%d,"error":%s,"cut":{"stdout":%d,"stderr":%d}}' \
             % (b"error" if error else b"ok", count,
                json.dumps(error).encode("ascii") if error else b"null", cut_out, cut_err)

@@ -23,18 +23,23 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(kernel: Path, tmp_path: Path) -> Iterator[Callable[..., Guest]]:
-    guests: list[Guest] = []
+def guests() -> Iterator[list[Guest]]:
+    """Guests to end with the test."""
+    begun: list[Guest] = []
+    yield begun
+    for guest in begun:
+        guest.close()
 
+
+@pytest.fixture
+def start(kernel: Path, tmp_path: Path, guests: list[Guest]) -> Callable[..., Guest]:
     def begin(*args: str, **options: object) -> Guest:
         folder = tmp_path / str(len(guests))
         folder.mkdir()
         guests.append(Guest(kernel, folder, *args, **options))
         return guests[-1]
 
-    yield begin
-    for guest in guests:
-        guest.close()
+    return begin
 
 
 @pytest.fixture(scope="session")
