@@ -18,6 +18,8 @@
 #include <sys/stat.h>
 #include <time.h>
 
+/* Console and what a kind of host needs come from the monitor. */
+#define CMDLINE         "quiet root=/dev/vda rootfstype=erofs ro"
 #define BOOT_LIMIT_NS   (40ull * 60 * 1000000000u) /* software KVM takes minutes */
 #define SNAPSHOT_MS     (10 * 60 * 1000)
 #define TICK_MS         250
@@ -97,10 +99,11 @@ static json_t *boot_line(const struct bake *bake)
 
 	return json_pack(
 		"{s:s, s:s, s:s, s:s, s:I, s:i, s:s, s:s, s:[{s:s, s:b}, {s:s, s:b, s:b}]}", "cmd",
-		"boot", "kernel", plan->kernel, "symbols", plan->symbols, "cmdline", "",
-		"memory_mb", (json_int_t)plan->memory_mb, "vcpus", (int)plan->vcpus, "serial", "fd",
-		"overlay_dir", bake->tmp, "disks", "path", plan->root, "readonly", 1, "path",
-		plan->scratch, "readonly", 0, "overlay", 1);
+		"boot", "kernel", plan->kernel, "symbols", plan->symbols, "cmdline",
+		"quiet root=/dev/vda rootfstype=erofs ro", "memory_mb", (json_int_t)plan->memory_mb,
+		"vcpus", (int)plan->vcpus, "serial", "fd", "overlay_dir", bake->tmp, "disks",
+		"path", plan->root, "readonly", 1, "path", plan->scratch, "readonly", 0, "overlay",
+		1);
 }
 
 static int boot(struct bake *bake, struct err *err)
