@@ -179,28 +179,37 @@ void vsock_table_reset(struct vsock_table *t)
 	t->nr_replies = 0;
 }
 
-/* A stream that only waits for a guest that does not close its end makes room for a new one. */
-static void evict(struct vsock_table *t)
+/* The oldest stream that only waits for a guest that does not close its end; NULL: none, or no reply fits. */
+static struct vsock_stream *weakest(const struct vsock_table *t)
 {
 	struct vsock_stream *s;
 
+	if (t->nr_replies == VSOCK_MAX_REPLIES)
+		return NULL;
 	TAILQ_FOREACH(s, &t->all, all)
 	{
+		if (s->phase == VSOCK_LIVE && s->fd < 0)
+			return s;
+	}
+	return NULL;
+}
+
+bool vsock_table_has_room(const struct vsock_table *t)
+{
+	return t->nr_streams < VSOCK_MAX_STREAMS || weakest(t);
+}
+
+static bool make_room(struct vsock_table *t)
+{
+	struct vsock_stream *s = t->nr_streams < VSOCK_MAX_STREAMS ? NULL : weakest(t);
+
+	if (s) {
 		struct vsock_reply reply = { VSOCK_HOST_CID, s->conn.host_port, s->conn.guest_port,
 			                     VSOCK_TYPE_STREAM };
 
-		if (s->phase != VSOCK_LIVE || s->fd >= 0)
-			continue;
-		if (vsock_table_reply(t, &reply))
-			vsock_bury(s);
-		return;
+		BUG_ON(!vsock_table_reply(t, &reply)); /* weakest() has looked */
+		vsock_bury(s);
 	}
-}
-
-bool vsock_table_has_room(struct vsock_table *t)
-{
-	if (t->nr_streams >= VSOCK_MAX_STREAMS)
-		evict(t);
 	return t->nr_streams < VSOCK_MAX_STREAMS;
 }
 
@@ -211,7 +220,7 @@ int vsock_table_add(struct vsock_table *t, int fd, enum vsock_phase phase,
 	struct vsock_stream *s;
 
 	*stream = NULL;
-	if (!vsock_table_has_room(t))
+	if (!make_room(t))
 		return -ENOSPC;
 	s = calloc(1, sizeof(*s));
 	if (!s)

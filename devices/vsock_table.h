@@ -47,8 +47,8 @@ void vsock_table_close(struct vsock_table *table);
  */
 NODISCARD int vsock_table_add(struct vsock_table *table, int fd, enum vsock_phase phase,
                               struct vsock_stream **stream);
-/* False when the table is full, and nothing in it can give way. */
-NODISCARD bool vsock_table_has_room(struct vsock_table *table);
+/* False when the table is full, and no stream in it gives way to another. */
+bool vsock_table_has_room(const struct vsock_table *table);
 /* The stream of these ports, or NULL. */
 struct vsock_stream *vsock_table_find(const struct vsock_table *table, uint32_t host_port,
                                       uint32_t guest_port);

@@ -5,8 +5,6 @@
  */
 #include "tests/unit/devices/vsock_guest.h"
 
-#include <sys/resource.h>
-
 #define NR     500u
 #define TOTAL  (96u << 10) /* bytes each way of each connection */
 #define WINDOW (16u << 10) /* the guest's buffer: small, so that credit runs out */
@@ -173,14 +171,10 @@ static bool all_done(void)
 
 Test(vsock_many, all_bytes_of_500_connections, .timeout = 300)
 {
-	struct rlimit files = { 4096, 4096 };
 	struct vsock_stats stats;
 	struct g_packet *p;
 
-	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 2 * NR + 64) {
-		files.rlim_cur = files.rlim_max;
-		cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
-	}
+	host_want_files(2 * NR + 64);
 	guest_open(&g, NULL);
 	for (unsigned i = 0; i < NR; i++) {
 		int sv[2];

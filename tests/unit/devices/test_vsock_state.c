@@ -248,7 +248,7 @@ Test(vsock_state, a_connect_storm_before_the_event_is_handled)
 	for (int i = 0; i < 300; i++) {
 		struct vsock_hdr hdr = guest_expect(&g, VSOCK_OP_REQUEST, NULL);
 
-		cr_assert_eq(hdr.dst_port, 1000 + i);
+		cr_assert_eq(hdr.dst_port, 1000u + (uint32_t)i);
 		guest_op(&g, VSOCK_OP_RESPONSE, hdr.dst_port, hdr.src_port);
 	}
 	for (int i = 0; i < 300; i++)
@@ -412,11 +412,12 @@ Test(vsock_state, damaged_sections_are_refused)
 	cr_assert_null(load(&err), "cut");
 }
 
-#define FORGED_STATE(F, A)                                                                  \
-	F(1, uint64_t, guest_cid)                                                           \
-	F(1, uint32_t, live)                                                                \
-	F(1, uint32_t, event_due) F(1, uint32_t, events_unacked) F(1, uint16_t, event_base) \
-		F(1, uint32_t, nr_replies) A(1, uint8_t, replies, 64 * 18)
+#define FORGED_STATE(F, A)             \
+	F(1, uint64_t, guest_cid)      \
+	F(1, uint32_t, live)           \
+	F(1, uint32_t, event_due)      \
+	F(1, uint32_t, events_unacked) \
+	F(1, uint16_t, event_base) F(1, uint32_t, nr_replies) A(1, uint8_t, replies, 64 * 18)
 STATE_STRUCT(forged_state, FORGED_STATE);
 const struct state_desc *forged_state_desc(void);
 STATE_DESC(forged_state, FORGED_STATE, "VSCK", 1, NULL)

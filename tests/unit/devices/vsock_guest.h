@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -330,6 +331,51 @@ DRV ssize_t host_read(struct guest *g, int fd, void *dst, size_t n)
 		ret = recv(fd, dst, n, MSG_DONTWAIT);
 	}
 	return ret < 0 ? -errno : ret;
+}
+
+DRV unsigned host_live(struct guest *g)
+{
+	struct vsock_stats stats;
+
+	vsock_stats(g->v, &stats);
+	return stats.live;
+}
+
+DRV void host_say(int fd, const char *text)
+{
+	cr_assert_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+}
+
+DRV void host_expect(struct guest *g, int fd, const char *text)
+{
+	char got[64] = "";
+
+	cr_assert_eq(host_read(g, fd, got, sizeof(got) - 1), (ssize_t)strlen(text), "%s", text);
+	cr_assert_str_eq(got, text);
+}
+
+DRV void guest_expect_data(struct guest *g, const char *text)
+{
+	char got[G_RX_LEN] = "";
+	struct vsock_hdr hdr = guest_expect(g, VSOCK_OP_RW, got);
+
+	cr_assert_eq(hdr.len, strlen(text));
+	cr_assert_str_eq(got, text);
+}
+
+/* Some tests need more descriptors than the usual soft limit. */
+DRV void host_want_files(rlim_t n)
+{
+	struct rlimit files;
+
+	cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+	if (files.rlim_cur < n && files.rlim_max >= n) {
+		files.rlim_cur = files.rlim_max;
+		cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+	}
+	if (files.rlim_cur < n)
+		cr_skip("needs %lu descriptors, the hard limit is %lu", (unsigned long)n,
+		        (unsigned long)files.rlim_max);
 }
 
 #endif
