@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define NS_PER_S      1000000000u
+#define MAX_WORKERS   4        /* kernel threads of one ring, whatever a guest asks for */
 #define CLOSE_WAIT_NS 10000000 /* between two attempts to cancel what could not be cancelled */
 
 /*
@@ -22,11 +23,17 @@ static const unsigned ring_flags[] = {
 
 static int open_ring(struct loop *loop, unsigned depth, struct err *err)
 {
+	unsigned workers[2] = { MAX_WORKERS, MAX_WORKERS }; /* for files, for everything else */
 	int ret = -EINVAL;
 
 	for (size_t i = 0; i < ARRAY_LEN(ring_flags) && ret == -EINVAL; i++)
 		ret = io_uring_queue_init(depth, &loop->ring, ring_flags[i]);
-	if (ret == 0)
+	if (ret == 0) {
+		ret = io_uring_register_iowq_max_workers(&loop->ring, workers);
+		if (ret < 0)
+			io_uring_queue_exit(&loop->ring);
+	}
+	if (ret >= 0)
 		return 0;
 	err_set(err, ret, "io_uring: %s", strerror(-ret));
 	if (ret == -EPERM)

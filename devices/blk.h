@@ -3,6 +3,7 @@
  * virtio-blk (virtio 1.2 section 5.2): read, write, flush, get-id, discard, write-zeroes. The backing
  * is a raw file, or a raw base that nobody writes with a private block-level copy-on-write overlay
  * (an unnamed file, made in O(1)). All file I/O goes through the loop's ring, off the vCPU thread.
+ * A flush of an overlay does nothing: it would not outlive this process anyway.
  */
 #ifndef DEVICES_BLK_H
 #define DEVICES_BLK_H

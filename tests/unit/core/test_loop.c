@@ -260,6 +260,19 @@ Test(loop, reposting_does_not_starve)
 	loop_unpost(&loop, &c.event);
 }
 
+/* A post behind another one does not wake the loop: it has to look before it waits. */
+Test(loop, reposting_behind_another)
+{
+	struct counter a = { .event.fire = on_count, .again = true, .stop_at = 3 };
+	struct counter b = { .event.fire = on_count };
+
+	loop_post(&loop, &a.event);
+	loop_post(&loop, &b.event);
+	cr_assert_eq(loop_run(&loop), 0);
+	cr_assert_eq(a.fired, 3);
+	cr_assert_eq(b.fired, 1);
+}
+
 enum { POSTERS = 4, POSTS = 5000 };
 
 struct poster {
