@@ -54,7 +54,8 @@ struct loop {
 NODISCARD int loop_open(struct loop *loop, unsigned depth, struct err *err);
 /*
  * Cancels what is in flight, waits until the kernel has let go of every buffer, and frees the ring.
- * No done() is called any more. Not from inside a done(). Idempotent; safe when zeroed.
+ * No done() is called any more; op->res has the result. Not from inside a done(). Idempotent; safe
+ * when zeroed.
  */
 void loop_close(struct loop *loop);
 

@@ -70,7 +70,7 @@ struct serial {
 	struct loop_event tx_event, rx_event;
 	struct loop_op tx_op, rx_op;
 	struct iovec tx_iov;
-	bool tx_polls; /* tx_op waits for room, not for a write */
+	bool tx_writes; /* tx_op is a write, and not the poll that waits for room */
 };
 
 static int serial_state_check(void *state, uint16_t from, struct err *err)
@@ -332,7 +332,7 @@ static void tx_go_on(struct serial *u)
 {
 	if (u->tx_op.busy || !u->tx_len)
 		return;
-	u->tx_polls = false;
+	u->tx_writes = true;
 	u->tx_iov = tx_piece(u);
 	loop_writev(u->host.loop, &u->tx_op, u->host.out_fd, &u->tx_iov, 1, LOOP_STREAM);
 }
@@ -349,14 +349,16 @@ static void on_tx_event(struct loop_event *event)
 /* A write has ended, or the poll that waited for room. Lock held. */
 static void tx_ended(struct serial *u, int res)
 {
-	if (!u->tx_polls && res == -EAGAIN) {
-		u->tx_polls = true;
+	bool wrote = u->tx_writes;
+
+	u->tx_writes = false;
+	if (wrote && res == -EAGAIN) {
 		loop_poll(u->host.loop, &u->tx_op, u->host.out_fd, POLLOUT);
 		return;
 	}
 	if (res < 0 && res != -EINTR)
 		tx_fail(u, res);
-	else if (res > 0 && !u->tx_polls)
+	else if (res > 0 && wrote)
 		tx_consume(u, (size_t)res);
 	tx_go_on(u);
 }
@@ -445,20 +447,22 @@ int serial_open(struct serial **serial, const struct serial_host *host, struct e
 
 void serial_close(struct serial *u)
 {
+	int res;
+
 	if (!u)
 		return;
+	u->host.hold_tx = false; /* no interrupt any more: the machine is going away */
 	if (u->host.loop->open) {
-		int res;
-
-		u->host.hold_tx = false; /* no interrupt any more: the machine is going away */
 		loop_unpost(u->host.loop, &u->tx_event);
 		loop_unpost(u->host.loop, &u->rx_event);
 		(void)loop_reap(u->host.loop, &u->rx_op); /* nothing is read before it completes */
 		res = loop_reap(u->host.loop, &u->tx_op);
-		if (res > 0 && !u->tx_polls)
-			tx_consume(u, (size_t)res);
-		tx_flush(u);
+	} else {
+		res = u->tx_op.res;
 	}
+	if (u->tx_writes && res > 0)
+		tx_consume(u, (size_t)res);
+	tx_flush(u);
 	pthread_mutex_destroy(&u->lock);
 	free(u);
 }

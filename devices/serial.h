@@ -47,7 +47,7 @@ struct serial;
 NODISCARD int serial_open(struct serial **serial, const struct serial_host *host, struct err *err);
 /*
  * Writes what is buffered as far as the sink takes it at once, and frees. Loop's thread, vCPUs
- * stopped; before loop_close(), or the bytes in flight are lost. NULL is allowed.
+ * stopped, before or after loop_close(). NULL is allowed.
  */
 void serial_close(struct serial *serial);
 

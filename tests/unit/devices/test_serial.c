@@ -473,6 +473,43 @@ Test(serial, close_flushes)
 	cr_assert_str_eq(got, "first panic: last words");
 }
 
+/* The same when the loop is closed first: what was in flight is neither lost nor written twice. */
+static void close_loop_first(bool full)
+{
+	static char want[3000], got[3001];
+	struct loop_event event = { .fire = on_nothing };
+	int turns = 1;
+	size_t junk;
+
+	start(false);
+	junk = full ? sink_fill() : 0;
+	for (size_t i = 0; i < sizeof(want); i++) {
+		want[i] = pattern(i);
+		wr(DATA, want[i]);
+		if (i == 1000)
+			turn();
+	}
+	/* One turn only: a write is begun, and its end is not looked at. */
+	loop_post(&loop, &event);
+	cr_assert_eq(loop_run_until(&loop, always, &turns), 0);
+	cr_assert_eq(loop.nr_busy, 2 + 1, "the wake-up, the input's poll and the write");
+	loop_close(&loop);
+	sink_drain(junk);
+	stop();
+	cr_assert_eq(read(out[0], got, sizeof(got)), sizeof(want));
+	cr_assert_eq(memcmp(got, want, sizeof(want)), 0);
+}
+
+Test(serial, close_after_the_loop)
+{
+	close_loop_first(false);
+}
+
+Test(serial, close_after_the_loop_with_a_write_in_flight)
+{
+	close_loop_first(true);
+}
+
 /* ---- input ---- */
 
 Test(serial, input_flow_control)
