@@ -220,7 +220,10 @@ json_t *cmd_env(const struct arg_list *list, struct err *err)
 		json_t *value = eq ? json_string(eq + 1) : NULL;
 		own_free char *name = eq ? strndup(list->at[i], (size_t)(eq - list->at[i])) : NULL;
 
-		if (!name || !*name || !value || json_object_set_new(env, name, value)) {
+		/* json_object_set_new() takes the value also when it refuses the name. */
+		if (!name || !*name || json_object_set_new(env, name, value)) {
+			if (!name || !*name)
+				json_decref(value);
 			(void)err_set(err, -EINVAL, "--env '%s' is not NAME=VALUE in UTF-8",
 			              list->at[i]);
 			json_decref(env);

@@ -24,13 +24,19 @@ static const struct arg table[] = {
 static struct arg_rest rest;
 static struct err err;
 
-#define PARSE(stop, ...)                                                       \
-	({                                                                     \
-		const char *argv_[] = { "x", __VA_ARGS__, NULL };              \
-		memset(&got, 0, sizeof(got));                                  \
-		args_parse(table, ARRAY_LEN(table), (int)ARRAY_LEN(argv_) - 1, \
-		           (char **)(uintptr_t)argv_, stop, &rest, &err);      \
-	})
+/* The operands that come back point into it. */
+static char *argv_buf[16];
+
+static int parse(bool stop, const char *const *words, int nr)
+{
+	memset(&got, 0, sizeof(got));
+	memcpy(argv_buf, words, (size_t)nr * sizeof(*words));
+	return args_parse(table, ARRAY_LEN(table), nr, argv_buf, stop, &rest, &err);
+}
+
+#define PARSE(stop, ...)                                       \
+	parse(stop, (const char *const[]){ "x", __VA_ARGS__ }, \
+	      (int)ARRAY_LEN(((const char *const[]){ "x", __VA_ARGS__ })))
 
 Test(args, every_form_of_an_option)
 {
