@@ -20,7 +20,7 @@
 
 /* Console and what a kind of host needs come from the monitor. */
 #define CMDLINE         "quiet root=/dev/vda rootfstype=erofs ro"
-#define BOOT_LIMIT_NS   (40ull * 60 * 1000000000u) /* software KVM takes minutes */
+#define SILENCE_NS      (40ull * 60 * 1000000000u) /* software KVM takes its time between two phases */
 #define SNAPSHOT_MS     (10 * 60 * 1000)
 #define TICK_MS         250
 #define CLOCK_LIMIT_MS  50.0
@@ -45,8 +45,7 @@ static void on_phase(void *ctx, const char *text)
 {
 	struct bake *bake = ctx;
 
-	if (!bake->opts->quiet)
-		progress_phase(&bake->progress, text);
+	progress_phase(&bake->progress, text);
 }
 
 static int open_folder(const char *path, struct err *err)
@@ -126,7 +125,7 @@ static int boot(struct bake *bake, struct err *err)
 /* Follows the console until an interpreter stands at the freeze point. */
 static int await_parked(struct bake *bake, struct err *err)
 {
-	uint64_t until = clock_ns() + BOOT_LIMIT_NS;
+	uint64_t until = clock_ns() + SILENCE_NS;
 
 	while (!bake->sb.parked) {
 		struct pollfd serial = { .fd = bake->console.fd, .events = POLLIN };
@@ -134,15 +133,16 @@ static int await_parked(struct bake *bake, struct err *err)
 
 		if (rc < 0)
 			return rc;
-		if (serial.revents)
+		if (serial.revents) {
 			console_read(&bake->console, on_phase, bake);
-		if (!bake->opts->quiet && !bake->opts->verbose)
+			until = clock_ns() + SILENCE_NS;
+		}
+		if (!bake->opts->verbose)
 			progress_tick(&bake->progress);
 		if (clock_ns() > until)
 			return err_set(err, -ETIMEDOUT,
-			               "no interpreter reached the freeze point in %llu "
-			               "minutes",
-			               BOOT_LIMIT_NS / 60000000000u);
+			               "the guest has said nothing for %llu minutes",
+			               SILENCE_NS / 60000000000u);
 	}
 	return 0;
 }
@@ -383,8 +383,7 @@ static int bake_all(struct bake *bake, struct bake_result *result, struct err *e
 {
 	int rc = open_tmp(bake, err);
 
-	progress_begin(&bake->progress, bake->times,
-	               cmd_is_terminal(2) && !bake->opts->verbose && !bake->opts->quiet);
+	progress_begin(&bake->progress, bake->times, cmd_is_terminal(2) && !bake->opts->verbose);
 	on_phase(bake, "kernel");
 	rc = rc ? rc : freeze(bake, err);
 	if (!rc)

@@ -22,7 +22,6 @@ struct bake_opts {
 	const char *rootfs;  /* a folder with root.img and scratch.img; NULL: built or found */
 	bool verbose;        /* the guest's console on standard error */
 	bool force;          /* also when nothing has changed */
-	bool quiet;          /* no progress */
 	int intr_fd;         /* readable: give up, -EINTR */
 };
 
