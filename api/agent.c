@@ -22,13 +22,21 @@ static const char *member(const json_t *json, const char *name)
 	return text ? text : "";
 }
 
+/* The refusals that a caller may want to tell apart. */
+static int code_of(const char *name)
+{
+	if (!strcmp(name, "FileNotFoundError"))
+		return -ENOENT;
+	return strcmp(name, "PermissionError") != 0 ? -EREMOTEIO : -EACCES;
+}
+
 int agent_refused(const json_t *result, struct err *err)
 {
 	const json_t *error = json_object_get(result, "error");
 
 	if (!strcmp(member(result, "status"), "ok"))
 		return 0;
-	return err_set(err, -EREMOTEIO, "%s: %s",
+	return err_set(err, code_of(member(error, "name")), "%s: %s",
 	               *member(error, "name") ? member(error, "name") : "the guest refused",
 	               member(error, "value"));
 }

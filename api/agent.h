@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Operations of the guest's agent (docs/protocol.md, section 4): commands and files. One stream
- * each. Same thread rule and same errors as api/sandbox.h; what the guest refuses is -EREMOTEIO
- * with the agent's words, what is wrong on this side has its own -errno.
+ * each. Same thread rule and same errors as api/sandbox.h; what the guest refuses is -ENOENT
+ * (FileNotFoundError), -EACCES (PermissionError) or -EREMOTEIO, with its words; what is wrong on this side has its own -errno.
  */
 #ifndef API_AGENT_H
 #define API_AGENT_H
@@ -17,7 +17,7 @@ NODISCARD int agent_call(struct sandbox *sb, json_t *request, int timeout_ms, js
 /* Starts one without waiting: the stream's first RESULT is the answer. `request` is stolen. */
 NODISCARD int agent_begin(struct sandbox *sb, struct stream *s, json_t *request, struct err *err);
 
-/* 0 when the RESULT says ok, else -EREMOTEIO with its words. */
+/* 0 when the RESULT says ok, else the error that it stands for. */
 NODISCARD int agent_refused(const json_t *result, struct err *err);
 
 /* Streams the regular file `fd` (borrowed, from its start) into the guest; never whole in memory. */

@@ -5,7 +5,7 @@
 #include "api/session.h"
 #include "api/show.h"
 
-#include <unistd.h>
+#include <errno.h>
 
 static const char help[] =
 	"One word after -- is a shell command line, several are a program and its arguments. "
@@ -47,6 +47,14 @@ static json_t *request_json(const struct exec_opts *o, const struct arg_rest *re
 	return request;
 }
 
+/* A command that cannot be started has the codes that a shell gives it. */
+static int exit_code(const struct sandbox *sb, const struct err *err)
+{
+	if (err->code == -ENOENT || err->code == -EACCES)
+		return err->code == -ENOENT ? 127 : 126;
+	return cmd_exit_code(sb, err);
+}
+
 static int run_in_sandbox(const struct exec_opts *o, json_t *request)
 {
 	struct show show = { 0 };
@@ -65,7 +73,7 @@ static int run_in_sandbox(const struct exec_opts *o, json_t *request)
 	}
 	rc = agent_exec(&session.sb, &exec, &sink, &status, &err);
 	if (rc)
-		status = cmd_fail(cmd_exit_code(&session.sb, &err), &err);
+		status = cmd_fail(exit_code(&session.sb, &err), &err);
 	else if (status == EXIT_TIMED_OUT && o->timeout_ns)
 		cmd_note("the command ran longer than %g s and was killed",
 		         (double)o->timeout_ns / 1e9);

@@ -108,7 +108,7 @@ Test(agent, missing_guest_file_changes_nothing_here)
 	fputs("old", f);
 	fclose(f);
 	fake_open(&fake, &sb);
-	cr_assert_eq(agent_get(&sb, "/missing", out, &err), -EREMOTEIO);
+	cr_assert_eq(agent_get(&sb, "/missing", out, &err), -ENOENT);
 	cr_assert_str_eq(err.msg, "get /missing: FileNotFoundError: no such file");
 	f = fopen(out, "r");
 	cr_assert_eq(fgetc(f), 'o');
@@ -127,7 +127,7 @@ Test(agent, put_that_the_guest_refuses_ends_early)
 
 	cr_assert_eq(ftruncate(fd, 64 << 20), 0);
 	fake_open(&fake, &sb);
-	cr_assert_eq(agent_put(&sb, fd, "/missing/x", &err), -EREMOTEIO);
+	cr_assert_eq(agent_put(&sb, fd, "/missing/x", &err), -ENOENT);
 	cr_assert_not_null(strstr(err.msg, "FileNotFoundError"), "%s", err.msg);
 	cr_assert_lt(lseek(fd, 0, SEEK_CUR), 8 << 20, "the rest was not even read");
 	close(fd);
