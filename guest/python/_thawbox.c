@@ -2,6 +2,7 @@
 /*
  * The interpreter kernel's C half: the doorbell (docs/protocol.md section 5), the writer of frames
  * (section 2), the capture of descriptors 1 and 2, and the memory work before the freeze.
+ * What Python calls (py_*) is described in _thawbox.pyi.
  *
  * Invariants:
  * - Between the return of park() and done() nothing here enters the kernel for a cell that only
@@ -24,7 +25,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -33,6 +33,9 @@
 #include <unistd.h>
 
 #define PAGE         4096u
+#define HUGE_PAGE    ((size_t)2 << 20)
+#define ARENA        ((size_t)1 << 20) /* ARENA_SIZE of CPython 3.11 */
+#define MAX_ARENAS   64
 #define AREA_PAGES   16u /* of the mailbox's each half */
 #define AREA_BYTES   (AREA_PAGES * PAGE)
 #define DOORBELL_GPA 0xd000f000
@@ -43,6 +46,7 @@
 #define FRAME_HEADER 5u
 #define FRAME_MAX    (1u << 20)
 #define FRAME_MORE   0x80u
+#define RESULT_TYPE  0x10
 #define STDOUT_TYPE  0x11u /* STDERR follows */
 #define IDLE_KEPT    (64u << 10)
 #define PIPE_BYTES   (256 << 10)
@@ -172,12 +176,13 @@ enum sink { SINK_NONE, SINK_MAILBOX, SINK_FD };
 
 struct out {
 	enum sink sink;
-	int fd;                     /* SINK_FD; borrowed from Python's socket */
-	uint8_t *buf;               /* bytes not yet taken by the sink */
-	size_t len, open;           /* open: offset + 1 of a stream frame that may still grow */
-	unsigned bells;             /* OUT writes of the first cell */
-	int64_t flushed_ns, due_ns; /* due_ns: when the timer fires, 0 unarmed */
-	bool cell;                  /* a cell runs: output is sent, else kept in `idle` */
+	int fd;           /* SINK_FD; borrowed from Python's socket */
+	uint8_t *buf;     /* bytes not yet taken by the sink */
+	size_t len, open; /* open: offset + 1 of a stream frame that may still grow */
+	unsigned bells;   /* OUT writes of the first cell */
+	int64_t flushed_ns;
+	bool armed;
+	bool cell; /* a cell runs: output is sent, else kept in `idle` */
 	bool bounded;
 	size_t head_left, tail_cap;
 	struct ring tail, idle;
@@ -188,7 +193,7 @@ static uint8_t idle_data[IDLE_KEPT], idle_tag[IDLE_KEPT];
 static struct out out = { .fd = -1,
 	                  .buf = stream_buf,
 	                  .idle = { .data = idle_data, .tag = idle_tag, .cap = IDLE_KEPT } };
-static atomic_int out_busy, out_dirty;
+static atomic_int out_busy, out_dirty, out_fired;
 static int pipe_fd[2] = { -1, -1 }; /* read ends of what descriptors 1 and 2 lead to */
 static int saved_fd[2] = { -1, -1 };
 static timer_t timer;
@@ -234,13 +239,13 @@ static void flush_now(void)
 	out.flushed_ns = now_ns();
 }
 
-static void arm(int64_t wait_ns, int64_t now)
+static void arm(int64_t wait_ns)
 {
 	struct itimerspec when = { .it_value.tv_nsec = wait_ns };
 
-	if (out.due_ns || !has_timer)
+	if (out.armed || !has_timer)
 		return;
-	out.due_ns = now + wait_ns;
+	out.armed = true;
 	timer_settime(timer, 0, &when, NULL);
 }
 
@@ -250,7 +255,7 @@ static void arm(int64_t wait_ns, int64_t now)
  */
 static void flush_soon(void)
 {
-	int64_t now;
+	int64_t waited;
 
 	if (!out.len)
 		return;
@@ -259,13 +264,11 @@ static void flush_soon(void)
 		flush_now();
 		return;
 	}
-	now = now_ns();
-	if (out.due_ns && now >= out.due_ns)
-		out.due_ns = 0;
-	if (now - out.flushed_ns >= FLUSH_NS)
+	waited = now_ns() - out.flushed_ns;
+	if (waited >= FLUSH_NS || waited < 0)
 		flush_now();
 	else
-		arm(FLUSH_NS - (now - out.flushed_ns), now);
+		arm(FLUSH_NS - waited);
 }
 
 static void put_header(uint8_t type, uint32_t n)
@@ -398,10 +401,13 @@ static void service(void)
 {
 	atomic_store(&out_dirty, 0);
 	drain();
-	if (out.cell)
+	if (atomic_exchange(&out_fired, 0)) {
+		out.armed = false;
+		if (out.cell)
+			flush_now();
+	} else if (out.cell) {
 		flush_soon();
-	else
-		out.due_ns = 0; /* one shot, fired or about to: the next cell arms anew */
+	}
 }
 
 static void out_lock(void)
@@ -422,12 +428,14 @@ static void out_unlock(void)
 }
 
 /* Raised by output in the pipes and by the flush timer. */
-static void on_sigio(int sig)
+static void on_sigio(int sig, siginfo_t *info, void *context)
 {
 	int saved = errno;
 
-	(void)sig; /* one handler, one signal */
+	(void)sig, (void)context;
 	if (!in_child) {
+		if (info->si_code == SI_TIMER)
+			atomic_store(&out_fired, 1);
 		atomic_store(&out_dirty, 1);
 		if (!atomic_exchange(&out_busy, 1)) {
 			service();
@@ -469,7 +477,7 @@ static int capture_one(int stream)
 
 static int capture(void)
 {
-	struct sigaction act = { .sa_handler = on_sigio, .sa_flags = SA_RESTART };
+	struct sigaction act = { .sa_sigaction = on_sigio, .sa_flags = SA_RESTART | SA_SIGINFO };
 	struct sigevent ev = { .sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGIO };
 	int rc;
 
@@ -477,15 +485,12 @@ static int capture(void)
 	if (sigaction(SIGIO, &act, NULL) < 0 || timer_create(CLOCK_MONOTONIC, &ev, &timer) < 0)
 		return -errno;
 	has_timer = true;
-	out.due_ns = 0;
+	out.armed = false;
 	in_child = false;
 	rc = capture_one(0);
 	return rc ? rc : capture_one(1);
 }
 
-PyDoc_STRVAR(capture_doc, "capture() -> None\n\nMakes this process, on its main thread, the reader "
-                          "of its own descriptors 1 and 2. Once after each fork of a kernel. "
-                          "Raises OSError.");
 static PyObject *py_capture(PyObject *self, PyObject *args)
 {
 	int rc = capture();
@@ -498,8 +503,6 @@ static PyObject *py_capture(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(release_doc, "release() -> None\n\nGives descriptors 1 and 2 back to what they were "
-                          "before capture(); what waits in the pipes is lost.");
 static PyObject *py_release(PyObject *self, PyObject *args)
 {
 	(void)self, (void)args;
@@ -572,9 +575,6 @@ static void stream_write(int stream, const char *p, size_t n)
 	out_unlock();
 }
 
-PyDoc_STRVAR(write_doc, "write(stream: 0 | 1, data: str | bytes-like) -> int\n\nWrites to stdout "
-                        "or stderr; text as UTF-8, surrogates as backslash escapes. Returns "
-                        "len(data). Any thread.");
 static PyObject *py_write(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
 	PyObject *bytes = NULL;
@@ -615,8 +615,6 @@ static PyObject *py_write(PyObject *self, PyObject *const *args, Py_ssize_t narg
 	return PyLong_FromSsize_t(n);
 }
 
-PyDoc_STRVAR(frame_doc, "frame(type: int, payload: bytes) -> None\n\nQueues one whole payload; "
-                        "nothing in a forked child.");
 static PyObject *py_frame(PyObject *self, PyObject *args)
 {
 	const char *p;
@@ -626,7 +624,7 @@ static PyObject *py_frame(PyObject *self, PyObject *args)
 	(void)self;
 	if (!PyArg_ParseTuple(args, "iy#:frame", &type, &p, &n))
 		return NULL;
-	if (!in_child) {
+	if (!in_child && (out.cell || type == RESULT_TYPE)) {
 		out_lock();
 		put_frame((uint8_t)type, (const uint8_t *)p, (size_t)n);
 		out_unlock();
@@ -634,8 +632,6 @@ static PyObject *py_frame(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(hint_doc, "hint() -> None\n\nWhat is queued should go out soon: at once in the first "
-                       "cell, within 20 ms on a stream.");
 static PyObject *py_hint(PyObject *self, PyObject *args)
 {
 	(void)self, (void)args;
@@ -650,8 +646,6 @@ static PyObject *py_hint(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(flush_doc, "flush() -> None\n\nSends everything queued; in the first cell by DONE, "
-                        "which ends the mailbox's use.");
 static PyObject *py_flush(PyObject *self, PyObject *args)
 {
 	(void)self, (void)args;
@@ -670,9 +664,6 @@ static PyObject *py_flush(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(begin_doc, "begin(max_output: int) -> None\n\nA cell starts: output is sent from now "
-                        "on, first what was written since the last one. max_output in bytes, 0 for "
-                        "no bound.");
 static PyObject *py_begin(PyObject *self, PyObject *args)
 {
 	unsigned long long max;
@@ -700,8 +691,6 @@ static PyObject *py_begin(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(end_doc, "end() -> tuple[int, int]\n\nThe cell is over: the kept tail is queued. "
-                      "Returns the bytes of stdout and stderr that were dropped.");
 static PyObject *py_end(PyObject *self, PyObject *args)
 {
 	uint64_t cut[2];
@@ -722,8 +711,6 @@ static PyObject *py_end(PyObject *self, PyObject *args)
 	return Py_BuildValue("KK", (unsigned long long)cut[0], (unsigned long long)cut[1]);
 }
 
-PyDoc_STRVAR(attach_doc, "attach(fd: int) -> None\n\nFrames go to this connected socket (-1: to "
-                         "nobody). The caller keeps the socket open until the next attach().");
 static PyObject *py_attach(PyObject *self, PyObject *args)
 {
 	int fd;
@@ -740,7 +727,6 @@ static PyObject *py_attach(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(forked_doc, "forked() -> bool\n\nTrue in a process that user code forked.");
 static PyObject *py_forked(PyObject *self, PyObject *args)
 {
 	(void)self, (void)args;
@@ -780,9 +766,6 @@ static int register_pages(void)
 	return rc;
 }
 
-PyDoc_STRVAR(open_doc,
-             "open(port: int) -> None\n\nMaps the doorbell and gives the monitor this process's "
-             "mailbox. Root. Raises OSError where there is no such monitor.");
 static PyObject *py_open(PyObject *self, PyObject *args)
 {
 	unsigned port;
@@ -818,10 +801,6 @@ static PyObject *py_open(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(open_fake_doc,
-             "open_fake(shm: int, to_test: int, from_test: int, port: int) -> None\n\nA doorbell "
-             "for tests: the mailbox is the shared memory file, each register access a message of "
-             "three u32 (offset, value, is_write), answered by a u32.");
 static PyObject *py_open_fake(PyObject *self, PyObject *args)
 {
 	unsigned port;
@@ -840,9 +819,6 @@ static PyObject *py_open_fake(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(rest_doc,
-             "rest(seconds: float) -> None\n\nSleeps, and measures the TSC meanwhile: from "
-             "then on now() needs no system call. Before any cell.");
 static PyObject *py_rest(PyObject *self, PyObject *args)
 {
 	struct timespec pause = { 0 };
@@ -866,15 +842,12 @@ static PyObject *py_rest(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(now_doc, "now() -> int\n\nNanoseconds of an interval clock.");
 static PyObject *py_now(PyObject *self, PyObject *args)
 {
 	(void)self, (void)args;
 	return PyLong_FromLongLong(now_ns());
 }
 
-PyDoc_STRVAR(park_doc, "park() -> int\n\nThe freeze point: returns what PARK read (protocol "
-                       "section 5). Frames go to the mailbox from here to the next flush().");
 static PyObject *py_park(PyObject *self, PyObject *args)
 {
 	uint32_t n;
@@ -891,9 +864,6 @@ static PyObject *py_park(PyObject *self, PyObject *args)
 	return PyLong_FromUnsignedLong(n);
 }
 
-PyDoc_STRVAR(wake_doc, "wake(n: int) -> tuple[bytes, bytes, bytes]\n\nEntropy, wake JSON and the "
-                       "request frame's n bytes out of the request area; the entropy is wiped "
-                       "there. Raises ValueError when they are not there.");
 static PyObject *py_wake(PyObject *self, PyObject *args)
 {
 	uint32_t head[2];
@@ -916,10 +886,6 @@ static PyObject *py_wake(PyObject *self, PyObject *args)
 	return r;
 }
 
-PyDoc_STRVAR(twist_doc,
-             "twist(state: int, key: bytes) -> None\n\nSeeds the MT19937 at this address, numpy's "
-             "{u32 key[624]; int pos}, by init_by_array as numpy's own seed() does, without the "
-             "pages that one touches. len(key) a multiple of 4.");
 static PyObject *py_twist(PyObject *self, PyObject *args)
 {
 	enum { N = 624 };
@@ -962,9 +928,6 @@ static PyObject *py_twist(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(rehearse_doc, "rehearse(message: bytes | None, n: int) -> None\n\nUntil called with "
-                           "None, the registers are plain memory and park() returns n with the "
-                           "message (a wake and a request) in the mailbox.");
 static PyObject *py_rehearse(PyObject *self, PyObject *args)
 {
 	static uint8_t *real;
@@ -994,83 +957,49 @@ static PyObject *py_rehearse(PyObject *self, PyObject *args)
 
 /* ---- Python: memory before the freeze ---- */
 
-/* madvise()s each run of pages in [from, to) for which bit() holds. */
-static size_t populate(uintptr_t from, uintptr_t to, int advice, const uint64_t *entry,
-                       const unsigned char *resident)
+/* Arenas of Python's small objects, all touched before the freeze. With the GIL. */
+static struct {
+	char *base;
+	size_t size;
+	bool taken[MAX_ARENAS];
+} arenas;
+
+static void *arena_alloc(void *context, size_t size)
 {
-	size_t n = (to - from) / PAGE, done = 0, i = 0;
+	void *p;
 
-	while (i < n) {
-		size_t first = i;
-
-		while (i < n && (entry ? entry[i] >> 63 : resident[i] & 1u))
-			i++;
-		if (i > first &&
-		    !madvise((void *)(from + first * PAGE), (i - first) * PAGE, advice))
-			done += i - first;
-		else if (i == first)
-			i++;
+	(void)context;
+	for (size_t i = 0; size == ARENA && i < arenas.size / ARENA; i++) {
+		if (!arenas.taken[i]) {
+			arenas.taken[i] = true;
+			return arenas.base + i * ARENA;
+		}
 	}
-	return done;
+	p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return p == MAP_FAILED ? NULL : p;
 }
 
-/*
- * One mapping: what this process already has of private memory becomes its own, what the page
- * cache already has of a file is mapped.
- */
-static size_t settle_range(uintptr_t from, uintptr_t to, bool writable, int pagemap)
+static void arena_free(void *context, void *p, size_t size)
 {
-	size_t n = (to - from) / PAGE, done = 0;
-	uint64_t *entry = NULL;
-	unsigned char *resident = NULL;
+	size_t off = (size_t)((char *)p - arenas.base);
 
-	if (writable) {
-		entry = malloc(n * sizeof(*entry));
-		if (entry &&
-		    pread(pagemap, entry, n * sizeof(*entry),
-		          (off_t)(from / PAGE * sizeof(*entry))) == (ssize_t)(n * sizeof(*entry)))
-			done = populate(from, to, MADV_POPULATE_WRITE, entry, NULL);
-	} else {
-		resident = malloc(n);
-		if (resident && !mincore((void *)from, to - from, resident))
-			done = populate(from, to, MADV_POPULATE_READ, NULL, resident);
-	}
-	free(entry);
-	free(resident);
-	return done;
+	(void)context;
+	if (off < arenas.size)
+		arenas.taken[off / ARENA] = false;
+	else
+		munmap(p, size);
 }
 
-PyDoc_STRVAR(settle_doc,
-             "settle() -> int\n\nAfter the last fork: makes every page this process shares "
-             "copy-on-write its own and maps the files' pages that memory holds, so that no cell "
-             "pays for either by page faults. Root (mincore tells others nothing). Returns the "
-             "number of pages seen to. Raises OSError without /proc.");
-static PyObject *py_settle(PyObject *self, PyObject *args)
+/* One fault for 2 MiB instead of 512, where the guest's kernel has such pages to give. */
+static void touch(char *p, size_t size)
 {
-	FILE *maps = fopen("/proc/self/maps", "re");
-	int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	unsigned long from, to;
-	char perm[5], line[512];
-	size_t done = 0;
+	uintptr_t from = ((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
+	uintptr_t to = ((uintptr_t)p + size) & ~(uintptr_t)(HUGE_PAGE - 1);
 
-	(void)self, (void)args;
-	if (!maps || pagemap < 0) {
-		os_error("settle: /proc/self/maps and pagemap");
-		if (maps)
-			fclose(maps);
-		if (pagemap >= 0)
-			close(pagemap);
-		return NULL;
-	}
-	while (fgets(line, sizeof(line), maps)) {
-		if (sscanf(line, "%lx-%lx %4s", &from, &to, perm) != 3 || perm[0] != 'r' ||
-		    perm[3] != 'p' || strstr(line, "[v"))
-			continue;
-		done += settle_range(from, to, perm[1] == 'w', pagemap);
-	}
-	fclose(maps);
-	close(pagemap);
-	return PyLong_FromSize_t(done);
+	if (to > from)
+		madvise((void *)from, to - from, MADV_HUGEPAGE);
+	memset(p, 1, size);
+	__asm__ volatile("" : : "r"(p) : "memory"); /* else a free() after it takes it away */
 }
 
 static __attribute__((noinline)) void touch_stack(size_t bytes)
@@ -1081,35 +1010,48 @@ static __attribute__((noinline)) void touch_stack(size_t bytes)
 		p[i] = 1;
 }
 
-PyDoc_STRVAR(slack_doc,
-             "slack(heap: int, stack: int) -> None\n\nGrows heap and stack by so many bytes, gives "
-             "them back to malloc, and keeps malloc from returning memory to the kernel, so that "
-             "later growth needs no system call and no fresh page.");
+static int arenas_open(size_t size)
+{
+	PyObjectArenaAllocator ours = { NULL, arena_alloc, arena_free };
+	char *p = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+	               -1, 0);
+
+	if (p == MAP_FAILED)
+		return -errno;
+	p += -(uintptr_t)p & (HUGE_PAGE - 1);
+	touch(p, size);
+	arenas.base = p;
+	arenas.size = size;
+	PyObject_SetArenaAllocator(&ours);
+	return 0;
+}
+
 static PyObject *py_slack(PyObject *self, PyObject *args)
 {
-	Py_ssize_t heap, stack;
-	void *p;
+	Py_ssize_t objects, heap, stack;
+	char *p;
 
 	(void)self;
-	if (!PyArg_ParseTuple(args, "nn:slack", &heap, &stack))
+	if (!PyArg_ParseTuple(args, "nnn:slack", &objects, &heap, &stack))
 		return NULL;
+	if (objects < 0 || heap < 0 || stack < 0 || (size_t)objects > MAX_ARENAS * ARENA ||
+	    arenas.base) {
+		PyErr_SetString(PyExc_ValueError, "slack: sizes out of range, or called twice");
+		return NULL;
+	}
 	mallopt(M_MMAP_THRESHOLD, 32 << 20);
 	mallopt(M_TRIM_THRESHOLD, 128 << 20);
 	p = malloc((size_t)heap);
-	if (!p)
+	if (!p || (objects && arenas_open((size_t)objects)))
 		return PyErr_NoMemory();
-	memset(p, 1, (size_t)heap);
-	__asm__ volatile("" : : "r"(p) : "memory"); /* else the pair is optimised away */
+	touch(p, (size_t)heap);
 	free(p);
 	touch_stack((size_t)stack);
 	Py_RETURN_NONE;
 }
 
-#define METHOD(name, flags)                                                      \
-	{                                                                        \
-#name, (PyCFunction)(void (*)(void))py_##name, flags, name##_doc \
-	}
 /* clang-format off */
+#define METHOD(name, flags) { #name, (PyCFunction)(void (*)(void))py_##name, flags, NULL }
 static PyMethodDef methods[] = {
 	METHOD(capture, METH_NOARGS),
 	METHOD(release, METH_NOARGS),
@@ -1127,7 +1069,6 @@ static PyMethodDef methods[] = {
 	METHOD(wake, METH_VARARGS),
 	METHOD(rehearse, METH_VARARGS),
 	METHOD(twist, METH_VARARGS),
-	METHOD(settle, METH_NOARGS),
 	METHOD(rest, METH_VARARGS),
 	METHOD(now, METH_NOARGS),
 	METHOD(slack, METH_VARARGS),

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel parent: imports once, warms up once, forks every interpreter kernel, reaps them.
 
-Order (docs/kernel.md): imports, warm-up, spares, then the default kernel, which makes its pages
-its own and parks last. The parent keeps root and never runs a user's code; a kernel drops to the
+Order (docs/kernel.md): imports, warm-up, spares, then the default kernel, which warms up once more
+and parks last. The parent keeps root and never runs a user's code; a kernel drops to the
 user before it serves.
 """
 from __future__ import annotations
 
 import argparse
-import ctypes
+import gc
 import importlib.util
 import json
 import os
@@ -20,16 +20,14 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
-IMPORTS = ("numpy", "pandas", "IPython", "matplotlib.pyplot", "scipy.stats", "PIL.Image", "requests")
+import _thawbox
+
+IMPORTS = ("numpy", "pandas", "IPython", "matplotlib.pyplot", "scipy.stats", "PIL.Image",
+           "requests")
 """Imported if they are installed; a warm-up may import more."""
-HEAP_SLACK = 16 << 20
-STACK_SLACK = 256 << 10
-QUIET_S = 1.0
-"""How long the default kernel lets the guest come to rest before it parks, in seconds."""
-REHEARSALS = ["1+1", "x = 1\nprint('a', x)\nx", "1/0", "''"]
-PR_SET_DUMPABLE = 4
 
 
 class Failure(Exception):
@@ -82,9 +80,10 @@ class Parent:
         self.args = args
         self.ctl = socket.socket(fileno=args.ctl)
         self.user = pwd.getpwnam(args.user) if args.user and os.geteuid() == 0 else None
+        self.cells: list[tuple[str, str]] = []
         self.children: dict[int, int] = {}  # pidfd -> pid
-        self.default_news: int | None = None
-        self.kernel_pids: dict[int, int] = {}
+        self.is_ready = False
+        self.default_news = -1  # read end of a pipe from the default kernel, until it parks
 
     def tell(self, **message: Any) -> None:
         """Sends one packet to the agent."""
@@ -97,9 +96,9 @@ class Parent:
     # ---- making ----
 
     def become_user(self) -> None:
-        """Gives kernels no standard input, so that a read ends at once instead of waiting for the
-        console, and takes the environment of a login of the user, and the user's rights over files, so that
-        caches made by imports belong to the right one. Root can come back."""
+        """Takes the environment of a login of the user, and the user's rights over files, so that
+        caches made by imports belong to the right one; root can come back. Standard input becomes
+        empty: a read must end at once instead of waiting for the console."""
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -124,8 +123,10 @@ class Parent:
         os.environ["PWD"] = os.getcwd()
 
     def prepare_path(self) -> None:
-        """Makes sys.path a user's: the working directory first, `pip install --user` last."""
+        """Makes sys.path and sys.argv a user's: the working directory first, `pip install --user`
+        last, no arguments."""
         sys.path[0] = ""
+        sys.argv[:] = [""]
         site.ENABLE_USER_SITE, site.USER_BASE, site.USER_SITE = True, None, None
         packages = site.getusersitepackages()
         os.makedirs(packages, exist_ok=True)  # an absent directory would be cached as absent
@@ -138,43 +139,57 @@ class Parent:
             if importlib.util.find_spec(name.partition(".")[0]):
                 self.phase(f"import {name}")
                 importlib.import_module(name)
-        import thawbox_server  # noqa: F401  (only now: it imports IPython; kernels use it)
-        import thawbox_shell
+        self.server = importlib.import_module("thawbox_server")
+        shell = importlib.import_module("thawbox_shell")
         self.phase("make the shell")
-        self.shell = thawbox_shell.Shell.instance(
+        self.shell = shell.Shell.instance(
             ipython_dir=os.path.join(os.environ.get("HOME", "/tmp"), ".ipython"))
         if "matplotlib" in sys.modules:
             self.shell.enable_matplotlib("inline")
-        thawbox_shell.take_streams()
+        if "pandas" in sys.modules:
+            # As in a notebook: pandas takes us for a terminal and would hide columns to fit it.
+            sys.modules["pandas"].set_option("display.max_columns", 20)
+        shell.take_streams()
         self.shell.settle_in()
 
-    def warm_up(self) -> None:
-        """Runs the template's cells as a user's, in this process, for all kernels to inherit."""
-        import _thawbox
+    def read_cells(self) -> None:
+        """Reads the warm-up."""
         if not self.args.warmup:
             return
         try:
             with open(self.args.warmup, encoding="utf-8") as f:
-                cells = split_cells(f.read())
+                self.cells = split_cells(f.read())
         except OSError as e:
             raise Failure(f"warm-up {self.args.warmup}: {e.strerror}; name a readable file") from e
-        _thawbox.capture()
-        try:
-            for i, (title, code) in enumerate(cells):
-                self.phase(f"warm-up {i + 1}/{len(cells)} {title}")
-                _thawbox.begin(1)
-                error = self.shell.run(code, False)
-                _thawbox.end()
-                if bool(error) != (title == "raises"):
-                    raise Failure(f"warm-up {self.args.warmup}, cell {i + 1}: "
-                                  + (error["traceback"] if error else "expected to raise"))
-        finally:
-            _thawbox.release()
+
+    def warm_up(self, report: Callable[[str], None]) -> None:
+        """Runs the template's cells as a user's, then forgets them. Descriptors 1 and 2 are
+        captured."""
+        for i, (title, code) in enumerate(self.cells):
+            report(f"warm-up {i + 1}/{len(self.cells)} {title}")
+            _thawbox.begin(1)
+            error = self.shell.run(code, False)
+            _thawbox.end()
+            if bool(error) != (title == "raises"):
+                raise Failure(f"warm-up {self.args.warmup}, cell {i + 1}: "
+                              + (error["traceback"] if error else "expected to raise"))
         self.shell.stop_loops()
         self.shell.forget()
         if threading.active_count() > 1:
             raise Failure(f"warm-up {self.args.warmup}: {threading.enumerate()[1:]} still run; "
                           "a thread does not survive the fork of the kernels: end it in its cell")
+
+    def warm_up_for_all(self) -> None:
+        """Runs the warm-up in this process: its modules and caches are every kernel's."""
+        _thawbox.capture()
+        try:
+            self.warm_up(self.phase)
+        finally:
+            _thawbox.release()
+        # Else the first collection of each kernel would write to every object, and so take a copy
+        # of every page.
+        gc.collect()
+        gc.freeze()
 
     # ---- kernels ----
 
@@ -202,7 +217,7 @@ class Parent:
             self.ctl.close()
             for fd in self.children:
                 os.close(fd)
-            run_kernel(self, listener, role, port, say)
+            self.server.run_kernel(self, listener, role, port, say)
         os.close(say)
         listener.close()
         if role == "default":
@@ -243,12 +258,15 @@ class Parent:
         data = os.read(self.default_news, 4096)
         for line in data.decode().splitlines():
             if line == "ready":
+                self.is_ready = True
                 self.tell(event="ready")
             else:
                 self.phase(line)
         if not data:
             os.close(self.default_news)
-            self.default_news = None
+            self.default_news = -1
+            if not self.is_ready and self.args.doorbell != "none":
+                raise Failure("the default kernel ended before the freeze; the console says why")
 
     def loop(self) -> None:
         """Waits for the agent, the kernels' ends and the default kernel's news."""
@@ -256,7 +274,7 @@ class Parent:
             poll = select.poll()
             for fd in [self.ctl.fileno(), *self.children]:
                 poll.register(fd, select.POLLIN)
-            if self.default_news is not None:
+            if self.default_news >= 0:
                 poll.register(self.default_news, select.POLLIN)
             for fd, _ in poll.poll():
                 if fd in self.children:
@@ -265,59 +283,6 @@ class Parent:
                     self.news()
                 elif not self.command():
                     return
-
-
-def run_kernel(parent: Parent, listener: socket.socket, role: str, port: int, say: int) -> None:
-    """The life of a forked kernel; never returns."""
-    import _thawbox
-    import thawbox_server
-    try:
-        os.setsid()
-        if parent.user:
-            os.seteuid(0)
-        kernel = thawbox_server.Kernel(parent.shell)
-        is_default = role == "default"
-        if is_default:
-            open_doorbell(parent.args.doorbell, port)
-            os.write(say, b"make pages private\n")
-            _thawbox.settle()
-        drop_rights(parent.user)
-        _thawbox.capture()
-        if is_default and parent.args.doorbell != "none":
-            os.write(say, b"rehearse the first cell\n")
-            _thawbox.slack(HEAP_SLACK, STACK_SLACK)
-            kernel.rehearse_all(REHEARSALS)
-            os.write(say, b"ready\n")
-            _thawbox.rest(QUIET_S)
-            os.close(say)
-            kernel.freeze(REHEARSALS[0])
-            kernel.serve(listener)
-        else:
-            os.close(say)
-            kernel.serve(listener, lambda: kernel.generators.reseed(os.urandom(64)))
-    except BaseException:
-        _thawbox.release()
-        os.write(2, traceback.format_exc().encode())
-    finally:
-        os._exit(1)
-
-
-def open_doorbell(kind: str, port: int) -> None:
-    """Opens the doorbell of the default kernel."""
-    import _thawbox
-    if kind == "mmio":
-        _thawbox.open(port)
-    elif kind.startswith("fake:"):
-        _thawbox.open_fake(*map(int, kind[5:].split(",")), port)
-
-
-def drop_rights(user: pwd.struct_passwd | None) -> None:
-    """Becomes the user for good. The process stays one that its user may look into."""
-    if not user:
-        return
-    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
-    os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def main(argv: list[str]) -> int:
@@ -329,7 +294,8 @@ def main(argv: list[str]) -> int:
         parent.become_user()
         parent.build()
         parent.prepare_path()
-        parent.warm_up()
+        parent.read_cells()
+        parent.warm_up_for_all()
         for i in range(args.spares):
             parent.spawn(args.port + 1 + i, "spare")
         parent.spawn(args.port, "default")

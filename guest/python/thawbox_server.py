@@ -3,9 +3,11 @@
 sections 3 and 5)."""
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
+import pwd
 import random
 import resource
 import signal
@@ -14,7 +16,9 @@ import struct
 import sys
 import tempfile
 import time
-from typing import Any, Callable
+import traceback
+from collections.abc import Callable
+from typing import Any
 
 import _thawbox
 from _random import Random
@@ -32,6 +36,14 @@ HEADER = struct.Struct("<IB")
 seed_python = Random.seed
 scan_json = json.JSONDecoder().scan_once
 REHEARSALS = 3
+FIRST_CELLS = ["1+1", "x = 1\nprint('a', x)\nx", "1/0", "''"]
+"""Rehearsed before the freeze, each REHEARSALS times."""
+SLACK = 16 << 20
+"""For Python's objects, and as much for malloc, in bytes: in place before the freeze."""
+STACK_SLACK = 256 << 10
+QUIET_S = 1.0
+"""How long the default kernel lets the guest come to rest before it parks, in seconds."""
+PR_SET_DUMPABLE = 4
 
 
 class ProtocolError(Exception):
@@ -250,13 +262,14 @@ class Kernel:
             matches, start, end = [], cursor, cursor
         return json.dumps({"matches": matches, "start": start, "end": end}).encode("ascii")
 
-    OPS: dict[str, Callable[["Kernel", dict[str, Any], bool], bytes]] = {
+    OPS: dict[str, Callable[[Kernel, dict[str, Any], bool], bytes]] = {
         "run": op_run, "usage": op_usage, "complete": op_complete}
 
     # ---- the stream ----
 
     def serve(self, listener: socket.socket, on_first: Callable[[], None] | None = None) -> None:
-        """Serves connections one after another, for ever. on_first runs before the first request."""
+        """Serves connections one after another, for ever. on_first runs before the first of them.
+        """
         os.register_at_fork(after_in_child=listener.close)
         while True:
             conn, _ = listener.accept()
@@ -320,7 +333,7 @@ class Kernel:
         _thawbox.rehearse(message, len(request))
         self.first()
         _thawbox.rehearse(None, 0)
-        del os.environ["THAWBOX_ID"]
+        del os.environ["THAWBOX_ID"], os.environ["HOSTNAME"]
         self.shell.forget()
 
     def rehearse_all(self, cells: list[str]) -> None:
@@ -339,3 +352,62 @@ class Kernel:
             self.usage.begin()
             if self.first() != PARK_AGAIN:
                 return
+
+
+# ---- a kernel's life ----
+
+def run_kernel(parent: Any, listener: socket.socket, role: str, port: int, say: int) -> None:
+    """The life of a kernel that a thawbox_parent.Parent has just forked; never returns."""
+    try:
+        os.setsid()
+        if parent.user:
+            os.seteuid(0)
+        kernel = Kernel(parent.shell)
+        is_parking = role == "default" and parent.args.doorbell != "none"
+        if is_parking:
+            open_doorbell(parent.args.doorbell, port)
+        drop_rights(parent.user)
+        slack = SLACK if is_parking else 0
+        _thawbox.slack(slack, slack, STACK_SLACK)
+        _thawbox.capture()
+        if is_parking:
+            make_ready(parent, kernel, say)
+            kernel.freeze(FIRST_CELLS[0])
+            kernel.serve(listener)
+        else:
+            os.close(say)
+            kernel.serve(listener, lambda: kernel.generators.reseed(os.urandom(64)))
+    except BaseException:
+        _thawbox.release()
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(1)
+
+
+def make_ready(parent: Any, kernel: Kernel, say: int) -> None:
+    """Brings the default kernel to its freeze point; `say` leads to the parent, and is closed."""
+    # What a user's first cells write must be this process's own: a page still shared with its
+    # relatives costs a guest page fault at the first write.
+    parent.warm_up(lambda text: os.write(say, f"own {text}\n".encode()))
+    os.write(say, b"rehearse the first cell\n")
+    kernel.rehearse_all(FIRST_CELLS)
+    os.write(say, b"ready\n")
+    _thawbox.rest(QUIET_S)
+    os.close(say)
+
+
+def open_doorbell(kind: str, port: int) -> None:
+    """Opens the doorbell of the default kernel."""
+    if kind == "mmio":
+        _thawbox.open(port)
+    elif kind.startswith("fake:"):
+        _thawbox.open_fake(*map(int, kind[5:].split(",")), port)
+
+
+def drop_rights(user: pwd.struct_passwd | None) -> None:
+    """Becomes the user for good. The process stays one that its user may look into."""
+    if not user:
+        return
+    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+    os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)

@@ -182,11 +182,11 @@ class CellCompiler(CachingCompiler):
 
 
 class CellHistory(HistoryManager):
-    """History of this session only: no database, no thread, plain attributes for the last inputs."""
+    """History of this session only: no database, no thread, plain attributes for last inputs."""
 
     _i00 = _i = _ii = _iii = ""
 
-    def __init__(self, shell: "Shell", **kwargs: Any) -> None:
+    def __init__(self, shell: Shell, **kwargs: Any) -> None:
         super().__init__(shell=shell, **kwargs)
         self.ns, self.hidden = shell.user_ns, shell.user_ns_hidden
         self.parsed, self.raw = self.input_hist_parsed, self.input_hist_raw
@@ -208,7 +208,7 @@ class CellDisplayHook(DisplayHook):
 
     exec_result = None
 
-    def __init__(self, shell: "Shell", **kwargs: Any) -> None:
+    def __init__(self, shell: Shell, **kwargs: Any) -> None:
         super().__init__(shell=shell, **kwargs)
         self.owner = shell
         self.ns, self.hidden = shell.user_ns, shell.user_ns_hidden
@@ -505,10 +505,10 @@ class Shell(InteractiveShell):
         if text is None:
             text = "".join(traceback.format_exception_only(type(error), error)).rstrip("\n")
         try:
-            value = str(error)
+            message = str(error)
         except Exception as e:
-            value = f"<str() of the exception raised {type(e).__name__}>"
-        return {"name": type(error).__name__, "value": shorten(clean(value), "the value"),
+            message = f"<str() of the exception raised {type(e).__name__}>"
+        return {"name": type(error).__name__, "value": shorten(clean(message), "the value"),
                 "traceback": shorten(clean(text), "the traceback")}
 
     def complete_at(self, code: str, cursor: int) -> tuple[list[str], int, int]:

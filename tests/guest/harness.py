@@ -3,7 +3,7 @@
 shared memory that the test answers itself. The kernels' code is the same as in a guest."""
 from __future__ import annotations
 
-import array
+import contextlib
 import json
 import mmap
 import os
@@ -31,9 +31,9 @@ def build(into: Path) -> Path:
     """Lays out the kernel as the root image does; returns kernel.py."""
     for source in SOURCES.glob("*.py"):
         shutil.copy(source, into)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-std=c11", "-Wall", "-Wextra", "-Wconversion",
-                    "-Wshadow", "-Werror", "-isystem", "/usr/include/python3.11", "-o",
-                    str(into / "_thawbox.so"), str(SOURCES / "_thawbox.c")], check=True)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-std=c11", "-Wall", "-Wextra",
+                    "-Wconversion", "-Wshadow", "-Werror", "-isystem", "/usr/include/python3.11",
+                    "-o", str(into / "_thawbox.so"), str(SOURCES / "_thawbox.c")], check=True)
     return into / "kernel.py"
 
 
@@ -256,9 +256,7 @@ class Guest:
 
     def close(self) -> None:
         for pid in self.kernels.values():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
-            except ProcessLookupError:
-                pass
         self.ctl.close()
         self.process.wait(30)

@@ -186,6 +186,21 @@ def test_payload_longer_than_a_frame(stream):
     assert json.loads(payload)["data"]["text/plain"] == repr("w" * (3 << 20))
 
 
+def test_wide_tables_keep_their_columns_as_text(stream):
+    text = stream.run("import pandas as pd\n"
+                      "pd.DataFrame({f'column_{i}': [i] for i in range(15)})").text
+    assert all(f"column_{i}" in text for i in range(15))
+
+
+def test_display_between_cells_waits_for_nobody(stream):
+    stream.run("import threading, time\n"
+               "def late():\n    time.sleep(.2)\n    for i in range(2000): display('x' * 99)\n"
+               "t = threading.Thread(target=late); t.start()")
+    time.sleep(0.6)
+    answer = stream.run("t.join()\n1")
+    assert answer.text == "1" and len(answer.frames) < 2002
+
+
 # ---- IPython ----
 
 def test_top_level_await_and_asyncio_run(stream):
@@ -209,6 +224,8 @@ def test_magics(stream, guest):
     assert "Cell magic `%%nonsense` not found" in stream.run("%%nonsense\nx").stderr
     assert stream.run("len?").error is None
     assert stream.run("%run /nonexistent.py").error["name"] in ("Exception", "UsageError")
+    assert stream.run("%reset -f").error is None
+    assert stream.run("1+1").text == "2" and stream.run("_").text == "2"
     assert "1+41" in (stream.run("1+41"), stream.run("%history -n 1-9999"))[1].stdout
 
 
@@ -232,7 +249,7 @@ def test_classes_pickle_and_spawned_interpreters_are_plain(stream):
     assert stream.run("import subprocess, sys; subprocess.run([sys.executable, '-c', "
                       "'import sys; print(sys.path[0] == str(), len(sys.argv))'])"
                       ).stdout == "True 1\n"
-    assert stream.run("sys.path[0], __name__").text == "('', '__main__')"
+    assert stream.run("sys.path[0], sys.argv, __name__").text == "('', [''], '__main__')"
 
 
 def test_deep_recursion(stream):
@@ -337,7 +354,8 @@ def test_peer_that_leaves_mid_cell(guest, stream):
     (b'{"op":"run","code":"1","silent":1}', '"silent" must be bool'),
     (b'{"op":"run","code":"1","max_output":-1}', '"max_output"'),
     (b'{"op":"run","code":"1","max_output":true}', '"max_output"'),
-    (b'{"op":"jump"}', "unknown op 'jump'"), (b'{"op":[]}', '"op" must be str'), (b'{"op":"usage"} x', "goes on"),
+    (b'{"op":"jump"}', "unknown op 'jump'"), (b'{"op":[]}', '"op" must be str'),
+    (b'{"op":"usage"} x', "goes on"),
     (b'{"op":"complete","code":"a","cursor":9}', '"cursor" must be in 0..1'),
     (b"[" * 100000, "not JSON")])
 def test_bad_requests(stream, payload, says):
