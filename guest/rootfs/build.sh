@@ -218,11 +218,13 @@ compile_extension() { # BUILD
 # together: the guest's kernel does no lazy work, and a sandbox's copy-on-write disk stays small.
 # No journal and no checksums: the disk ends with its sandbox, and both cost guest-kernel time.
 make_scratch() { # FILE
-	truncate -s 8G "$1"
-	mke2fs -q -t ext4 -F -m 0 -N 262144 -U 74686177-626f-7800-0000-000000000001 -L thawbox \
+	truncate -s 8G "$1.full"
+	E2FSPROGS_FAKE_TIME=$SOURCE_DATE_EPOCH mke2fs -q -t ext4 -F -m 0 -N 262144 -U 74686177-626f-7800-0000-000000000001 -L thawbox \
 		-O '^has_journal,^metadata_csum,^uninit_bg,^resize_inode,^64bit' -G 64 \
 		-E 'lazy_itable_init=0,packed_meta_blocks=1,nodiscard,root_owner=0:0,hash_seed=7468617a-626f-7800-0000-000000000002' \
-		"$1"
+		"$1.full"
+	cp --sparse=always "$1.full" "$1" # 64 MiB of it are zeros that have blocks
+	rm "$1.full"
 }
 
 main "$@"
