@@ -139,11 +139,12 @@ $(B)/unit/$(1)/test_%: $(B)/obj/tests/unit/$(1)/test_%.o $(LAYERS_$(1))
 endef
 $(foreach d,core devices vmm api guest,$(eval $(call unit_rules,$(d))))
 
-unit-programs: $(UNIT)
+WANTED = $(if $(T),$(filter %/test_$(T),$(UNIT)),$(UNIT))
+unit-programs: $(WANTED)
 
 ## unit          unit tests (VARIANT=asan: under AddressSanitizer and UBSan); T=name runs one
 unit: unit-programs
-	$(Q)tests/tools/unit.sh $(B) $(if $(T),$(filter %test_$(T),$(UNIT)),$(UNIT))
+	$(Q)tests/tools/unit.sh $(B) $(WANTED)
 
 unit-asan:
 	$(Q)$(MAKE) --no-print-directory VARIANT=asan unit
