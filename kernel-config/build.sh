@@ -10,7 +10,7 @@ export LC_ALL=C
 HERE=$(cd "$(dirname "$0")" && pwd)
 DEFAULT_TARBALL=/usr/src/linux-source-6.12.tar.xz
 NEED_MIB=2500         # unpacked source 1.5 GB, objects 0.3 GB, room for one more
-GUESSED_OBJECTS=1080  # of the first build; later ones use the count of the last
+GUESSED_OBJECTS=970   # of the first build; later ones use the count of the last
 VIRTUAL_BASE=ffffffff80000000 # __START_KERNEL_map: subtract it to get the guest-physical address
 
 usage() {
