@@ -55,7 +55,8 @@ class Thawbox:
         self.tmp = tmp
         self.tmp.mkdir()
         name, value = self.mark.split("=")
-        self.env = {**os.environ, name: value, "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(self.tmp)}
+        self.env = {**os.environ, name: value, "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(self.tmp),
+                    "HOME": str(self.tmp.parent)}
 
     def popen(self, *args: str, env: dict[str, str] | None = None, **kwargs) -> subprocess.Popen:
         return subprocess.Popen([BIN / "thawbox", *args], env={**self.env, **(env or {})}, **kwargs)
