@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define READ_CHUNK  (64u << 10)
-#define ENTRIES_MAX 65536 /* of one list */
+#define ENTRIES_MAX 16384 /* of one list */
 
 /* What every request on a file says. */
 struct target {

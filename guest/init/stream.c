@@ -270,10 +270,12 @@ static void feed(struct stream *s, const uint8_t *in, size_t n)
 
 static void on_eof(struct stream *s)
 {
+	bool awaits_data = s->ops && s->ops->data && !s->ended;
+
 	s->eof = true;
-	/* Closed before the END, nobody is there for the result any more; after it, the client may
-	 * have shut down its sending half only. */
-	if (s->shut || (!s->ended && !s->finished))
+	/* Closed before its END, nobody is there for the result any more; else the client may have
+	 * shut down its sending half only, and a hang-up tells when it has gone. */
+	if (s->shut || awaits_data || (!s->ops && !s->finished))
 		close_stream(s);
 	else
 		watch_client(s);

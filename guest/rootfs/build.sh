@@ -138,8 +138,8 @@ main() {
 	# Two keys: packages (slow) and what is laid over them (seconds).
 	base_key=$({ cat "$here"/{base.sh,customize.sh,packages.txt}; echo "$apt|$pip"; } | hash_of -)
 	key=$({ echo "$base_key"; cat "$here/build.sh" "$template"/*; find "$repo/guest/init" \
-		"$repo/guest/python" -type f \( -name '*.[ch]' -o -name '*.py' -o -name Makefile \) \
-		2> /dev/null | sort | xargs cat; } | hash_of -)
+		"$repo/guest/python" -type f \( -name '*.[ch]' -o -name '*.py' -o -name Makefile \) |
+		sort | xargs cat; } | hash_of -)
 	[ $refresh = 0 ] || as_root rm -rf "$out/base-$base_key" "$out/$key"
 	if [ ! -e "$out/$key/root.img" ]; then
 		need mmdebstrap mmdebstrap

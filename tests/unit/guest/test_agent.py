@@ -396,6 +396,11 @@ class AgentTest(unittest.TestCase):
         self.assert_error(self.ask(op="remove", path="/"), "PermissionError")
         self.assert_error(self.ask(op="remove", path=f"{self.home}/none"), "FileNotFoundError")
 
+    def test_half_closed_read(self) -> None:
+        s = Stream(self.path, {"op": "read", "path": "/etc/passwd"})
+        s.sock.shutdown(socket.SHUT_WR)
+        self.assertEqual(s.all()[0]["status"], "ok")
+
     def test_read_of_a_file_without_size(self) -> None:
         r, got = Stream(self.path, {"op": "read", "path": "/proc/self/status"}).all()
         self.assertIn(b"Name:\tinit", got[DATA])
