@@ -107,10 +107,10 @@ $(B)/init: $(call objects,$(wildcard guest/init/*.c))
 	$(Q)$(CC) $(if $(filter asan,$(VARIANT)),$(LDFLAGS),-static -no-pie) -o $@ $^ -l:libjansson.a
 
 # A change of flags rebuilds what was made with others.
+FLAGS = $(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS) $(LIBS_vmm) $(LIBS_api))
 $(B)/flags: FORCE
 	$(Q)mkdir -p $(@D)
-	$(Q)echo '$(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS))' | cmp -s - $@ || \
-		echo '$(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS))' >$@
+	$(Q)echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' >$@
 
 $(B)/obj/%.o: %.c $(B)/flags
 	$(call say,CC,$<)
