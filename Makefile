@@ -121,7 +121,7 @@ $(B)/obj/%.o: %.c $(B)/flags
 
 # ---- unit tests: one program a test file, linked with its folder's layer and those below ----------
 
-$(B)/obj/tests/%.o: CFLAGS += -Wno-conversion -Wno-sign-conversion
+$(B)/obj/tests/%.o: private CFLAGS += -Wno-conversion -Wno-sign-conversion
 LAYERS_core = $(CORE)
 LAYERS_devices = $(DEVICES) $(CORE)
 LAYERS_vmm = $(VMM) $(DEVICES) $(CORE)
