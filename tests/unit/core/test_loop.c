@@ -4,10 +4,14 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -441,6 +445,43 @@ Test(loop, bad_depth_is_an_error_with_a_remedy)
 
 	cr_assert_lt(loop_open(&bad, 0, &err), 0);
 	cr_assert_neq(err.msg[0], '\0');
+	loop_close(&bad);
+}
+
+/* Makes io_uring_setup() fail in this process, as a host that forbids or lacks it does. */
+static void forbid_rings(unsigned error)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog prog = { .len = ARRAY_LEN(code), .filter = code };
+
+	cr_assert_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog), 0);
+}
+
+Test(loop, a_host_that_forbids_rings)
+{
+	struct loop bad;
+	struct err err = { 0 };
+
+	forbid_rings(EPERM);
+	cr_assert_eq(loop_open(&bad, DEPTH, &err), -EPERM);
+	cr_assert(strstr(err.remedy, "kernel.io_uring_disabled"), "%s", err.remedy);
+	loop_close(&bad);
+}
+
+Test(loop, a_host_without_rings)
+{
+	struct loop bad;
+	struct err err = { 0 };
+
+	forbid_rings(ENOSYS);
+	cr_assert_eq(loop_open(&bad, DEPTH, &err), -ENOSYS);
+	cr_assert(strstr(err.remedy, "5.19"), "%s", err.remedy);
 	loop_close(&bad);
 }
 
