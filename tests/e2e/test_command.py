@@ -20,7 +20,7 @@ KERNEL = Path(__file__).parents[2] / "out" / "kernel" / "current" / "vmlinux"
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches(thawbox, command):
     done = thawbox(*command.split(), "--help")
-    assert done.returncode == 0 and b"Examples" in done.stdout and not done.stderr
+    assert done.returncode == 0 and b"Example" in done.stdout and not done.stderr
     assert f"thawbox {command}".encode() in done.stdout
     assert b"--help" in thawbox(*command.split(), "--nonsense").stderr
 
