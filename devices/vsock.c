@@ -7,7 +7,6 @@
  */
 #include "devices/vsock.h"
 
-#include "core/log.h"
 #include "devices/vsock_table.h"
 
 #include <errno.h>
