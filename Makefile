@@ -70,7 +70,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 	tests/tools/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	unit unit-asan e2e test-guest layers headers mirror format format-check lint analyze size \
+	unit unit-asan e2e test-guest layers headers mirror format format-check lint analyze size hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -239,6 +239,11 @@ e2e: build
 	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/e2e $(if $(K),-k '$(K)')
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
+
+## hwkvm         the bare machine's tests under emulated hardware KVM (QEMU; fetches a Debian kernel once)
+hwkvm: build
+	$(Q)tests/hwkvm/hwkvm.sh -t 600 -e THAWBOX_BIN=$(abspath $(B)) . \
+		$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/e2e/test_machine.py
 
 ## check         all of it; needs /dev/kvm
 check: packages
