@@ -229,7 +229,7 @@ if [ ! -e "$OUT/$HASH" ]; then
 	trap 'rm -rf "$WORK"' EXIT
 	trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
 	# The same inputs give the same bytes, whoever builds.
-	export KBUILD_BUILD_USER=thawbox KBUILD_BUILD_HOST=thawbox
+	export KBUILD_BUILD_USER=thawbox KBUILD_BUILD_HOST=thawbox LOCALVERSION=
 	KBUILD_BUILD_TIMESTAMP=$(date -u -r "$TARBALL")
 	export KBUILD_BUILD_TIMESTAMP
 	unpack
