@@ -2,6 +2,8 @@
 /* The common part of devices across a pause, a snapshot and a thaw. */
 #include "tests/unit/devices/fake_dev.h"
 
+#include <sched.h>
+
 static struct loop loop;
 static struct drv d;
 static struct fake dev;
@@ -95,6 +97,54 @@ Test(vdev, quiesce_finishes_a_pending_reset)
 	cr_assert_eq(drv_read(&d, 0x70), 0);
 	vdev_resume(&dev.vdev);
 	cr_assert_eq(dev.resumed, 0);
+}
+
+/* ---- a vCPU's thread beside the loop's ---- */
+
+#define ROUNDS 3000u
+
+static _Atomic unsigned echoed;
+
+static bool all_echoed(void *ctx)
+{
+	(void)ctx;
+	return echoed == ROUNDS;
+}
+
+/* Up to three chains, a kick if the device wants one, and then nothing until they come back. */
+static void *drive(void *ctx)
+{
+	unsigned in_flight = 0;
+
+	while (echoed < ROUNDS) {
+		for (; in_flight < 1 + echoed % 3; in_flight++)
+			add(0);
+		drv_kick(&d, 0);
+		while (in_flight) {
+			if (drv_used(&d, 0, NULL) < 0) {
+				sched_yield();
+				continue;
+			}
+			in_flight--;
+			echoed++;
+		}
+		drv_isr(&d);
+		if (echoed >= ROUNDS - 3)
+			echoed = ROUNDS;
+	}
+	loop_post(&loop, &dev.vdev.kick_event);
+	return ctx;
+}
+
+/* A kick that got lost between kicks_on and the wait would leave both sides waiting: a timeout. */
+Test(vdev, no_kick_is_lost_between_threads, .timeout = 300)
+{
+	pthread_t thread;
+
+	cr_assert_eq(pthread_create(&thread, NULL, drive, NULL), 0);
+	cr_assert_eq(loop_run_until(&loop, all_echoed, NULL), 0);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
+	cr_assert_geq(dev.kicks, 1);
 }
 
 /* Work was added before the freeze with a kick that nobody served; the interrupt of an earlier batch
