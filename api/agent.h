@@ -2,7 +2,8 @@
 /*
  * Operations of the guest's agent (docs/protocol.md, section 4): commands and files. One stream
  * each. Same thread rule and same errors as api/sandbox.h; what the guest refuses is -ENOENT
- * (FileNotFoundError), -EACCES (PermissionError) or -EREMOTEIO, with its words; what is wrong on this side has its own -errno.
+ * (FileNotFoundError), -EACCES (PermissionError) or -EREMOTEIO, with its words; what is wrong on
+ * this side has its own -errno.
  */
 #ifndef API_AGENT_H
 #define API_AGENT_H

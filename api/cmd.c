@@ -73,11 +73,10 @@ int cmd_exit_code(const struct sandbox *sb, const struct err *err)
 		return EXIT_NOT_READY;
 	switch (err->code) {
 	case -ECONNABORTED:
+	case -ETIMEDOUT: /* a guest that does not answer is no better than one that is gone */
 		return EXIT_LOST;
 	case -EINTR:
 		return EXIT_INTERRUPTED;
-	case -ETIMEDOUT:
-		return EXIT_TIMED_OUT;
 	default:
 		return EXIT_CELL;
 	}

@@ -214,7 +214,8 @@ static int run(struct sandbox *sb, json_t *line)
 		(void)err_set(&err, -errno, "socket pair: %s", strerror(errno));
 		return cmd_fail(EXIT_NOT_READY, &err);
 	}
-	t.serial = ours = sv[0];
+	ours = sv[0];
+	t.serial = ours;
 	theirs = sv[1];
 	if (sandbox_call(sb, line, theirs, BOOT_MS, NULL, &err))
 		return cmd_fail(EXIT_NOT_READY, &err);

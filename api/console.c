@@ -31,7 +31,7 @@ void console_feed(struct console *c, const char *data, size_t len,
 		if (data[i] == '\n')
 			end_line(c, phase, ctx);
 		else if (c->len < CONSOLE_LINE - 1 && data[i] != '\r')
-			c->line[c->len++] = (unsigned char)data[i] < 0x20 ? '?' : data[i];
+			c->line[c->len++] = (char)((unsigned char)data[i] < 0x20 ? '?' : data[i]);
 	}
 }
 

@@ -60,7 +60,7 @@ int proc_capture(const char *const *argv, char *out, size_t size, struct err *er
 {
 	own_fd int from = -1, to = -1;
 	int pipe_fds[2], status, rc;
-	pid_t pid;
+	pid_t pid = -1;
 
 	out[0] = '\0';
 	if (pipe2(pipe_fds, O_CLOEXEC))

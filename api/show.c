@@ -166,6 +166,7 @@ static size_t sequence(const uint8_t *p, size_t left)
 
 json_t *show_utf8(const uint8_t *data, size_t len)
 {
+	static const char replacement[3] = { '\xef', '\xbf', '\xbd' };
 	own_free char *clean = malloc(3 * len + 1);
 	size_t out = 0;
 
@@ -177,7 +178,7 @@ json_t *show_utf8(const uint8_t *data, size_t len)
 		if (n)
 			memcpy(clean + out, data + i, n);
 		else
-			memcpy(clean + out, "\xef\xbf\xbd", 3);
+			memcpy(clean + out, replacement, sizeof(replacement));
 		out += n ? n : 3;
 		i += n ? n : 1;
 	}
