@@ -220,6 +220,73 @@ Test(vsock, a_receive_buffer_without_room_breaks_the_device)
 	cr_assert(drv_read(&g.d, 0x70) & VIRTIO_STATUS_NEEDS_RESET);
 }
 
+static uint32_t dice(uint32_t n)
+{
+	static uint64_t seed = 0x9e3779b97f4a7c15ull;
+
+	seed ^= seed << 13;
+	seed ^= seed >> 7;
+	seed ^= seed << 17;
+	return (uint32_t)(seed >> 24) % n;
+}
+
+/* Any operation with any flags, credit and length on a few ports, while programs come and go. */
+Test(vsock, random_packets)
+{
+	static uint8_t block[4096];
+	int listener = host_listen(path7), fd[16], nr = 0, last;
+	uint32_t seen[16] = { 7, 7, 7, 7, 7, 7, 7, 7 }; /* host ports that the guest has heard of */
+	struct vsock_stats stats;
+	struct g_packet *p;
+	uint16_t op;
+
+	for (unsigned i = 0; i < 4000; i++) {
+		struct vsock_hdr hdr = g_hdr((enum vsock_op)dice(9), dice(8), seen[dice(16)]);
+		uint32_t n = dice(3) ? 0 : dice(sizeof(block));
+
+		hdr.len = dice(20) ? n : dice(UINT32_MAX);
+		hdr.flags = dice(5);
+		hdr.buf_alloc = dice(4) ? 65536 : dice(UINT32_MAX);
+		hdr.fwd_cnt = dice(4) ? 0 : dice(UINT32_MAX);
+		hdr.type = dice(30) ? VSOCK_TYPE_STREAM : (uint16_t)dice(4);
+		hdr.dst_cid = dice(30) ? VSOCK_HOST_CID : dice(5);
+		guest_send(&g, &hdr, block, n);
+		if (nr < 16 && dice(3) == 0) {
+			fd[nr] = dice(2) ? host_dial(path) : accept(listener, NULL, NULL);
+			if (fd[nr] >= 0)
+				send(fd[nr++], "CONNECT 5\nand more", dice(19),
+				     MSG_DONTWAIT | MSG_NOSIGNAL);
+		}
+		if (nr && dice(4) == 0)
+			close(fd[--nr]);
+		if (dice(3) == 0)
+			guest_turn(&g);
+		while (g.first && (p = guest_next(&g))) {
+			seen[8 + dice(8)] = p->hdr.src_port;
+			free(p);
+		}
+	}
+	while (nr)
+		close(fd[--nr]);
+	close(listener);
+	while ((p = guest_next(&g)))
+		free(p);
+	cr_assert(vdev_is_live(g.d.dev));
+	vsock_stats(g.v, &stats);
+	cr_assert_gt(stats.opened, 50, "%u", (unsigned)stats.opened);
+	cr_assert_gt(stats.resets, 50);
+	/* And it still works. */
+	last = host_dial(path);
+	host_say(last, "CONNECT 99\n");
+	do {
+		p = guest_next(&g);
+		cr_assert(p);
+		op = p->hdr.op;
+		free(p);
+	} while (op != VSOCK_OP_REQUEST);
+	close(last);
+}
+
 /* ---- starvation ---- */
 
 Test(vsock, a_starved_receive_queue_loses_nothing)
