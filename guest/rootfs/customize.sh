@@ -20,13 +20,13 @@ printf '[global]\nbreak-system-packages = true\nno-cache-dir = true\n' > "$root/
 
 # --- the user
 chroot "$root" useradd --create-home --uid 1000 --user-group --shell /bin/bash user
-printf 'user ALL=(ALL:ALL) NOPASSWD: ALL\nDefaults !lecture\n' > "$root/etc/sudoers.d/user"
+printf 'user ALL=(ALL:ALL) NOPASSWD: ALL\nDefaults !lecture, !fqdn\n' > "$root/etc/sudoers.d/user"
 chmod 0440 "$root/etc/sudoers.d/user"
 printf 'LANG=C.UTF-8\nLC_ALL=C.UTF-8\n' > "$root/etc/default/locale"
 
 # --- names
 printf 'thawbox\n' > "$root/etc/hostname"
-printf '127.0.0.1\tlocalhost thawbox\n' > "$root/etc/hosts"
+printf '127.0.0.1\tlocalhost\n' > "$root/etc/hosts"
 : > "$root/etc/resolv.conf"
 
 # --- trimming: tests and headers that no program opens at run time
@@ -35,8 +35,10 @@ find "$dist" "$root/usr/local/lib" -type d \( -name tests -o -name test \) \
 rm -rf "$root"/usr/lib/python3.11/lib2to3/tests \
 	"$root"/usr/share/icons "$root"/usr/share/lintian "$root"/usr/share/bug \
 	"$root"/usr/share/matplotlib/mpl-data/sample_data
+rm -rf "$root"/usr/share/zoneinfo/right "$root"/usr/share/zoneinfo/posix \
+	"$root"/var/lib/dpkg/info/*.md5sums
 # servers and senders of mail, each with all of git linked in
-for tool in daemon http-backend http-push imap-send shell; do
+for tool in daemon http-backend http-fetch http-push imap-send shell; do
 	rm -f "$root/usr/lib/git-core/git-$tool" "$root/usr/bin/git-$tool"
 done
 rm -f "$root/usr/bin/scalar" "$root/usr/lib/git-core/scalar"
