@@ -18,6 +18,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
@@ -1010,6 +1011,27 @@ static __attribute__((noinline)) void touch_stack(size_t bytes)
 		p[i] = 1;
 }
 
+/*
+ * Maps the interpreter's own program and the C library, which any cell's code may reach, and takes
+ * their data (the built-in types and their reference counts) for this process.
+ */
+static int map_object(struct dl_phdr_info *info, size_t size, void *unused)
+{
+	(void)size, (void)unused;
+	if (*info->dlpi_name && !strstr(info->dlpi_name, "/libc.so"))
+		return 0;
+	for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *seg = &info->dlpi_phdr[i];
+		uintptr_t from = (info->dlpi_addr + seg->p_vaddr) & ~(uintptr_t)(PAGE - 1);
+		uintptr_t to = info->dlpi_addr + seg->p_vaddr + seg->p_memsz;
+
+		if (seg->p_type == PT_LOAD)
+			madvise((void *)from, to - from,
+			        seg->p_flags & PF_W ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+	}
+	return 0;
+}
+
 static int arenas_open(size_t size)
 {
 	PyObjectArenaAllocator ours = { NULL, arena_alloc, arena_free };
@@ -1046,6 +1068,8 @@ static PyObject *py_slack(PyObject *self, PyObject *args)
 		return PyErr_NoMemory();
 	touch(p, (size_t)heap);
 	free(p);
+	if (objects)
+		dl_iterate_phdr(map_object, NULL);
 	touch_stack((size_t)stack);
 	Py_RETURN_NONE;
 }

@@ -60,7 +60,8 @@ def twist(state: int, key: bytes) -> None:
 def slack(objects: int, heap: int, stack: int) -> None:
     """Grows the arenas of Python's objects, malloc's heap and the stack by so many bytes, in large
     pages where there are some, and keeps malloc from returning memory to the kernel: later growth
-    needs no system call and no fresh page. Once. Raises MemoryError and ValueError."""
+    needs no system call and no fresh page. With objects > 0 also maps the interpreter's program.
+    Once. Raises MemoryError and ValueError."""
 def rest(seconds: float) -> None:
     """Sleeps, and measures the TSC meanwhile: from then on now() makes no system call."""
 def now() -> int:

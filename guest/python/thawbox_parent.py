@@ -8,6 +8,7 @@ user before it serves.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import importlib.util
 import json
@@ -27,7 +28,6 @@ import _thawbox
 
 IMPORTS = ("numpy", "pandas", "IPython", "matplotlib.pyplot", "scipy.stats", "PIL.Image",
            "requests")
-"""Imported if they are installed; a warm-up may import more."""
 
 
 class Failure(Exception):
@@ -39,6 +39,8 @@ def options(argv: list[str]) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="kernel.py", description=__doc__)
     p.add_argument("--template", default="/etc/thawbox/template.json")
     p.add_argument("--spares", type=int, help="kernels beside the default one")
+    p.add_argument("--imports", default=",".join(IMPORTS),
+                   help="modules to import, those that are installed; default %(default)s")
     p.add_argument("--warmup", help="cells to run before the freeze, separated by lines '# %%'")
     p.add_argument("--listen", default="vsock", help="'vsock', or 'unix:DIR' for DIR/PORT.sock")
     p.add_argument("--doorbell", default="mmio",
@@ -135,7 +137,7 @@ class Parent:
 
     def build(self) -> None:
         """Imports what the template has and makes the shell."""
-        for name in IMPORTS:
+        for name in filter(None, self.args.imports.split(",")):
             if importlib.util.find_spec(name.partition(".")[0]):
                 self.phase(f"import {name}")
                 importlib.import_module(name)
@@ -288,6 +290,7 @@ class Parent:
 def main(argv: list[str]) -> int:
     """Runs the parent until the agent is gone. Returns the exit status."""
     args = options(argv)
+    faulthandler.enable()  # a crash of the parent says where, on the console
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = Parent(args)
     try:

@@ -36,7 +36,8 @@ HEADER = struct.Struct("<IB")
 seed_python = Random.seed
 scan_json = json.JSONDecoder().scan_once
 REHEARSALS = 3
-FIRST_CELLS = ["1+1", "x = 1\nprint('a', x)\nx", "1/0", "''"]
+FIRST_CELLS = ["1+1", "x = 1\nprint('a', x)\nx", "1/0", "def f(a):\n    return a + 'b'\nf('c')",
+               "[1, 2.5, 'b', None, {'c': (True, b'd')}]"]
 """Rehearsed before the freeze, each REHEARSALS times."""
 SLACK = 16 << 20
 """For Python's objects, and as much for malloc, in bytes: in place before the freeze."""
@@ -389,6 +390,10 @@ def make_ready(parent: Any, kernel: Kernel, say: int) -> None:
     # What a user's first cells write must be this process's own: a page still shared with its
     # relatives costs a guest page fault at the first write.
     parent.warm_up(lambda text: os.write(say, f"own {text}\n".encode()))
+    # Every new name in a cell goes to the table of interned strings, at a place that its hash
+    # says: so many strings visit every page of it.
+    for i in range(4096):
+        sys.intern(f"thawbox {i}")
     os.write(say, b"rehearse the first cell\n")
     kernel.rehearse_all(FIRST_CELLS)
     os.write(say, b"ready\n")

@@ -29,15 +29,15 @@ def park(guest: Guest) -> int:
     return guest.kernels[2000]
 
 
-@pytest.mark.parametrize(("code", "bells", "warm"), [
-    ("1+1", [DONE], True),
-    ("'a' * 3", [DONE], False),
-    ("x = [1, 2.5, 'three']\nx", [DONE], False),
-    ("print('hello', 1)", [OUT, DONE], False),
-    ("for i in range(3):\n    total = i * 2\nprint(total)\ntotal", [OUT, DONE], False),
+@pytest.mark.parametrize(("code", "bells"), [
+    ("1+1", [DONE]),
+    ("'a' * 3", [DONE]),
+    ("x = [1, 2.5, 'three']\nx", [DONE]),
+    ("print('hello', 1)", [OUT, DONE]),
+    ("for i in range(3):\n    total = i * 2\nprint(total)\ntotal", [OUT, DONE]),
 ])
-def test_no_page_fault(start, code, bells, warm):
-    guest = start(doorbell=True, warmup=WARMUP if warm else None)
+def test_no_page_fault(start, code, bells):
+    guest = start(doorbell=True, warmup=WARMUP)
     pid = park(guest)
     assert guest.bell.trace == [(PORT, 2000), (0x10, 0)]
     before = minor_faults(pid)
@@ -50,7 +50,7 @@ def test_no_page_fault(start, code, bells, warm):
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
 def test_no_system_call(start, tmp_path):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     pid = park(guest)
     log = tmp_path / "strace"
     tracer = subprocess.Popen(["strace", "-f", "-o", str(log), "-p", str(pid)],
@@ -68,7 +68,7 @@ def test_no_system_call(start, tmp_path):
 
 
 def test_generators_follow_the_entropy(start):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     entropy = bytes(range(64))
     answer = guest.bell.thaw(run(
@@ -87,7 +87,7 @@ def test_generators_follow_the_entropy(start):
 
 
 def test_wake_sets_environment_and_then_the_stream_serves(start):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     answer = guest.bell.thaw(
         run("import os\n[os.environ[k] for k in ('KEY', 'HOSTNAME', 'THAWBOX_ID')]\n"),
@@ -121,7 +121,7 @@ def test_no_trace_of_the_bake(start):
 
 
 def test_output_larger_than_the_mailbox_keeps_its_order(start):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     answer = guest.bell.thaw(run(
         "import sys, os\nfor i in range(30000): print(i)\n"
@@ -133,7 +133,7 @@ def test_output_larger_than_the_mailbox_keeps_its_order(start):
 
 
 def test_a_part_of_a_line_goes_out_when_print_ends(start):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     frame = run("print('waiting', end='')\nx = sum(range(10))\nprint('.', end='', flush=True)")
     answer = guest.bell.thaw(frame)
@@ -143,7 +143,7 @@ def test_a_part_of_a_line_goes_out_when_print_ends(start):
 
 @pytest.mark.parametrize("code", ["1/0", "print('a'", "raise SystemExit(3)", "!echo hi", "await x"])
 def test_errors_and_magics_as_the_first_cell(start, code):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     answer = guest.bell.thaw(run(code))
     name = {"1/0": "ZeroDivisionError", "print('a'": "SyntaxError", "await x": "NameError",
@@ -153,7 +153,7 @@ def test_errors_and_magics_as_the_first_cell(start, code):
 
 
 def test_park_zero_takes_the_wake_and_serves(start):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     guest.bell.put(b"", env={"A": "1"})
     guest.bell.reply(0)
@@ -161,7 +161,7 @@ def test_park_zero_takes_the_wake_and_serves(start):
 
 
 def test_park_again_parks_again(start):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     pid = park(guest)
     for _ in range(2):
         guest.bell.reply(0xFFFFFFFF)
@@ -173,7 +173,7 @@ def test_park_again_parks_again(start):
 
 
 def test_a_first_request_other_than_a_cell(start):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     answer = guest.bell.thaw(request(op="nonsense"))
     assert answer.error["name"] == "ProtocolError" and guest.bell.trace[-1][0] == DONE
@@ -182,7 +182,7 @@ def test_a_first_request_other_than_a_cell(start):
 
 
 def test_request_fills_the_mailbox(start):
-    guest = start(doorbell=True)
+    guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     about = len(json.dumps({"id": "", "hostname": "", "env": {}}))
     room = AREA - 80 - about - len(run("#"))

@@ -25,7 +25,7 @@ def parent(kernel, monkeypatch):
 def test_events_of_a_bake(start, tmp_path):
     warmup = tmp_path / "warm.py"
     warmup.write_text("# a comment\n# %% first\nx = 1\n# %% raises\n1/0\n")
-    guest = start(doorbell=True, spares=2, warmup=warmup)
+    guest = start("--imports", "", doorbell=True, spares=2, warmup=warmup)
     guest.bell.wait_parked()
     guest.until("ready")
     kernels = [e for e in guest.events if e["event"] == "kernel"]
@@ -49,7 +49,7 @@ def test_bad_warm_up_ends_the_bake(start, tmp_path, cells, says):
     warmup = tmp_path / "warm.py"
     if cells:
         warmup.write_text(cells)
-    guest = start(warmup=warmup)
+    guest = start("--imports", "", warmup=warmup)
     with pytest.raises((EOFError, ConnectionResetError)):
         guest.until("ready")
     assert guest.phases[-1].startswith("failed: warm-up") and says in guest.phases[-1]
@@ -57,7 +57,7 @@ def test_bad_warm_up_ends_the_bake(start, tmp_path, cells, says):
 
 
 def test_ends_and_refills(start):
-    guest = start(spares=1)
+    guest = start("--imports", "", spares=1)
     stream = guest.connect(2000)
     stream.send(b"")
     stream.run("kept = 1")
@@ -79,7 +79,7 @@ def test_ends_and_refills(start):
 
 
 def test_spares_draw_different_numbers(start):
-    guest = start(spares=2)
+    guest = start("--imports", "numpy", spares=2)
     code = "import random, numpy; [random.random(), numpy.random.rand()]"
     streams = [guest.connect(port) for port in (2000, 2001, 2002)]
     drawn = [s.run(code).text for s in streams]
@@ -103,7 +103,7 @@ def test_kernels_are_the_users(kernel, tmp_path, guests):
         folder.chmod(0o777)
     for folder in (*home.parents[1:-1], kernel.parent):
         folder.chmod(folder.stat().st_mode | 0o055)
-    guest = Guest(wrapper, home.parent, "--user", user)
+    guest = Guest(wrapper, home.parent, "--user", user, "--imports", "")
     guests.append(guest)
     stream = guest.connect()
     answer = stream.run(
@@ -123,12 +123,12 @@ def test_openssl_has_drawn_no_randomness_at_the_freeze(kernel, tmp_path):
     log = tmp_path / "strace"
     script = tmp_path / "run.py"
     script.write_text(
-        "import socket, subprocess, sys\n"
+        "import json, os, socket, subprocess, sys\n"
         "ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "p = subprocess.Popen(sys.argv[1:] + ['--ctl', str(theirs.fileno())], "
         "pass_fds=[theirs.fileno()])\ntheirs.close()\n"
-        "while b'\"kernel\"' not in ours.recv(65536): pass\n"
-        "p.kill()\n")
+        "while b'\"kernel\"' not in (packet := ours.recv(65536)): pass\n"
+        "os.kill(json.loads(packet)['pid'], 9)\nours.close()\np.wait()\n")
     home = tmp_path / "home"
     home.mkdir()
     command = ["strace", "-f", "-k", "-o", str(log), "-e", "trace=getrandom", PYTHON, str(kernel),
@@ -139,6 +139,18 @@ def test_openssl_has_drawn_no_randomness_at_the_freeze(kernel, tmp_path):
     stacks = log.read_text()
     assert "getrandom(" in stacks and "python3.11" in stacks
     assert "libcrypto" not in stacks
+
+
+def test_a_default_kernel_that_dies_ends_the_bake(start, tmp_path):
+    warmup = tmp_path / "warm.py"
+    warmup.write_text("import os\nassert 'second' not in os.environ\nos.environ['second'] = '1'\n")
+    guest = start("--imports", "", doorbell=True, warmup=warmup)
+    guest.bell.access()
+    guest.bell.reply()
+    with pytest.raises((EOFError, ConnectionResetError)):
+        guest.until("ready")
+    assert guest.phases[-1].startswith("failed: the default kernel ended before the freeze")
+    assert guest.process.wait(20) == 1
 
 
 def test_options_come_from_the_template(parent, tmp_path):
@@ -159,7 +171,7 @@ def test_split_cells(parent):
 
 
 def test_the_parent_ends_with_its_agent(start):
-    guest = start(spares=0)
+    guest = start("--imports", "", spares=0)
     guest.until("kernel")
     guest.ctl.close()
     assert guest.process.wait(20) == 0
