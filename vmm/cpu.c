@@ -31,10 +31,6 @@
 #define DEADLINE_AHEAD_MS 30
 #define MS_PER_SEC        1000u
 
-/* At vCPU `id`'s registers for 64-bit and PVH entry (boot.rst 1.15, hvm/start_info.h). */
-#define SEG_CODE64 0x10
-#define SEG_DATA   0x18
-
 void cpu_fingerprint(char out[CPU_FINGERPRINT_MAX])
 {
 	unsigned a = 0, b = 0, c = 0, d = 0, vendor[3] = { 0 };
@@ -114,8 +110,8 @@ static int boot_registers(int fd, const struct boot_regs *b, struct err *err)
 
 	if (ret < 0)
 		return ret;
-	sregs.cs = segment(SEG_CODE64, 11, linux64, !linux64);
-	sregs.ds = sregs.es = sregs.fs = sregs.gs = sregs.ss = segment(SEG_DATA, 3, false, true);
+	sregs.cs = segment(BOOT_SEL_CODE, 11, linux64, !linux64);
+	sregs.ds = sregs.es = sregs.fs = sregs.gs = sregs.ss = segment(BOOT_SEL_DATA, 3, false, true);
 	sregs.tr = (struct kvm_segment){ .limit = 0x67, .type = 11, .present = 1 };
 	sregs.gdt.base = b->gdt;
 	sregs.gdt.limit = b->gdt_limit;

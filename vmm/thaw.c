@@ -50,6 +50,19 @@ static void make_older(struct machine_cpus *cpus, unsigned nr, uint64_t age_ns)
 	}
 }
 
+/* A sandbox frozen while its kernel was changing the clock keeps the old time. */
+static int replace_kernel_state(struct thaw *thaw, struct err *err)
+{
+	struct vm *vm = thaw->vm;
+	int ret = guestsym_apply(&vm->mem, &vm->gsym, &thaw->wake, err);
+
+	if (ret == -EPROTO && vm->bell.s.phase == DOORBELL_DONE) {
+		thaw->wake.parts &= ~(unsigned)GUESTSYM_CLOCK;
+		ret = guestsym_apply(&vm->mem, &vm->gsym, &thaw->wake, err);
+	}
+	return ret;
+}
+
 /* On the vCPU's thread: everything of KVM, in the order of docs/snapshot.md. */
 static int make_vm(void *ctx, struct err *err)
 {
@@ -69,11 +82,9 @@ static int make_vm(void *ctx, struct err *err)
 		return ret;
 	thaw->wake.kvmclock_ns = thaw->cpus.kvmclock_ns;
 	thaw->wake.realtime_ns = clock_real_ns();
-	if (thaw->known) {
-		ret = guestsym_apply(&vm->mem, &vm->gsym, &thaw->wake, err);
-		if (ret < 0)
-			return ret;
-	}
+	ret = thaw->known ? replace_kernel_state(thaw, err) : 0;
+	if (ret < 0)
+		return ret;
 	for (unsigned i = 0; i < vm->nr_vcpus; i++) {
 		struct err ignored;
 

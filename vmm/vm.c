@@ -20,7 +20,7 @@
 	"reboot=k panic=-1"
 #define CMDLINE_PVM                                                                              \
 	" noxsave clearcpuid=popcnt,cx16,smap,fsgsbase,rdpid,erms,fsrm,rep_good no_timer_check " \
-	"lpj=1000000 nokaslr rodata=off"
+	"lpj=1000000 nokaslr rodata=off transparent_hugepage=never"
 
 static void send_msi(void *ctx, uint64_t address, uint32_t data)
 {
