@@ -11,9 +11,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define QUEUE_BYTES    (256u << 10) /* enough in flight to keep the stream busy */
-#define STALL_MS       30000        /* without a byte either way a transfer is given up */
-#define EXIT_TIMED_OUT 124
+#define QUEUE_BYTES (256u << 10) /* enough in flight to keep the stream busy */
+#define EXPLAIN_MS  100
+#define STALL_MS    30000 /* without a byte either way a transfer is given up */
 
 static const char *member(const json_t *json, const char *name)
 {
@@ -75,8 +75,10 @@ static int next_frame(struct sandbox *sb, struct stream *s, struct pollfd *extra
 		return 1;
 	if (s->eof) {
 		/* The refusal of a thaw, or a lost monitor, explains it better than this. */
-		rc = sandbox_wait(sb, NULL, 0, NULL, 0, 100, err);
-		return rc < 0 ? rc : err_set(err, -EPIPE, "the guest's agent closed the stream");
+		do
+			rc = sandbox_wait(sb, NULL, 0, NULL, 0, EXPLAIN_MS, err);
+		while (rc > 0);
+		return rc ? rc : err_set(err, -EPIPE, "the guest's agent closed the stream");
 	}
 	rc = sandbox_wait(sb, &s, 1, extra, extra ? 1 : 0, timeout_ms, err);
 	if (rc < 0)
@@ -329,7 +331,7 @@ int agent_exec(struct sandbox *sb, const struct agent_exec *exec, const struct c
 		bool idle, full;
 
 		if (now >= until) {
-			*status = EXIT_TIMED_OUT;
+			*status = AGENT_TIMED_OUT;
 			break; /* a closed stream kills the command */
 		}
 		full = s.out.len - s.out.pos >= QUEUE_BYTES;

@@ -28,13 +28,15 @@ NODISCARD int agent_put(struct sandbox *sb, int fd, const char *guest_path, stru
 NODISCARD int agent_get(struct sandbox *sb, const char *guest_path, const char *local,
                         struct err *err);
 
+#define AGENT_TIMED_OUT (-1)
+
 struct agent_exec {
 	json_t *request;     /* stolen: argv or shell, env, cwd, user (op is added) */
 	int in_fd;           /* borrowed: streamed as stdin; -1: none */
 	uint64_t timeout_ns; /* 0: none; kept from the host */
 };
 
-/* Runs a command. *status: its exit code, 128 + signal, or 124 when time was up. */
+/* Runs a command. *status: its exit code, 128 + signal, or AGENT_TIMED_OUT. */
 NODISCARD int agent_exec(struct sandbox *sb, const struct agent_exec *exec,
                          const struct cell_sink *sink, int *status, struct err *err);
 

@@ -12,6 +12,8 @@
 #define DISPLAY_BYTES (256u << 20) /* of all displays of a cell */
 #define LAST_WORDS_MS 100          /* for output that was on its way when a kernel was killed */
 #define AGENT_MS      5000
+#define NOTICE_MS     1000  /* from the end of a stream to the agent knowing of the death */
+#define SPARE_MS      30000 /* where no spare is left one must be forked */
 #define QUESTION_MS   10000
 
 /* A cell under way. */
@@ -159,53 +161,65 @@ static void set_port(struct sandbox *sb, const json_t *answer)
 		sb->port = (unsigned)port;
 }
 
-/* The kernel's stream ended without a result: the agent knows what became of it. */
+/* What became of the interpreter. The agent may hear of its end a moment after we do. */
+static int ask_what_happened(struct sandbox *sb, json_t **ctx, struct err *err)
+{
+	uint64_t until = clock_ns() + (uint64_t)NOTICE_MS * 1000000u;
+	int rc;
+
+	do {
+		json_decref(*ctx);
+		*ctx = NULL;
+		rc = agent_call(sb, json_pack("{s:s, s:s}", "op", "context", "context", "default"),
+		                AGENT_MS, ctx, err);
+	} while (!rc && json_is_true(json_object_get(*ctx, "alive")) && clock_ns() < until &&
+	         !poll(NULL, 0, 20));
+	return rc;
+}
+
+static int describe_death(struct run *run, const json_t *ctx)
+{
+	long long sig = json_integer_value(json_object_get(ctx, "signal"));
+	long long code = json_integer_value(json_object_get(ctx, "exit"));
+	static const char after[] = "the context was restarted, its variables are gone";
+	char value[200];
+
+	if (json_is_true(json_object_get(ctx, "oom"))) {
+		(void)snprintf(value, sizeof(value), "killed: out of memory; %s", after);
+		return set_error(run->result, CELL_KERNEL_DIED, "MemoryError", value);
+	}
+	if (json_is_true(json_object_get(ctx, "alive")))
+		(void)snprintf(value, sizeof(value), "the interpreter closed its connection; %s",
+		               after);
+	else if (sig)
+		(void)snprintf(value, sizeof(value), "the interpreter was ended by signal %lld; %s",
+		               sig, after);
+	else
+		(void)snprintf(value, sizeof(value), "the interpreter exited with code %lld; %s",
+		               code, after);
+	return set_error(run->result, CELL_KERNEL_DIED, "KernelDied", value);
+}
+
+/* The kernel's stream ended without a result: says why, and has a spare take over. */
 static int on_death(struct run *run, struct err *err)
 {
-	uint64_t until = clock_ns() + (uint64_t)AGENT_MS * 1000000u;
-	json_t *ctx = NULL;
-	char value[200];
-	long long sig, code;
+	json_t *ctx = NULL, *spare = NULL;
 	int rc;
 
 	stream_close(&run->sb->kernel);
-	do { /* the agent may hear of the death a moment after we do, and a spare takes over then */
-		json_decref(ctx);
-		ctx = NULL;
-		rc = agent_call(run->sb,
-		                json_pack("{s:s, s:s}", "op", "context", "context", "default"),
-		                AGENT_MS, &ctx, err);
-	} while (!rc && !json_is_true(json_object_get(ctx, "alive")) && clock_ns() < until &&
-	         !poll(NULL, 0, 50));
-	if (rc == -ETIMEDOUT) {
-		sandbox_kill(run->sb, "its interpreter ended and its agent does not answer");
-		return sandbox_why_lost(run->sb, err);
+	rc = ask_what_happened(run->sb, &ctx, err);
+	rc = rc ? rc
+	        : agent_call(run->sb, json_pack("{s:s, s:s}", "op", "kill", "context", "default"),
+	                     SPARE_MS, &spare, err);
+	if (!rc) {
+		set_port(run->sb, spare);
+		rc = describe_death(run, ctx);
+	} else if (rc == -ETIMEDOUT || (rc == -EREMOTEIO && !run->sb->fail.code)) {
+		sandbox_kill(run->sb, "its interpreter ended and no other could be started");
+		rc = sandbox_why_lost(run->sb, err);
 	}
-	if (rc)
-		return rc;
-	set_port(run->sb, ctx);
-	sig = json_integer_value(json_object_get(ctx, "signal"));
-	code = json_integer_value(json_object_get(ctx, "exit"));
-	if (json_is_true(json_object_get(ctx, "oom")))
-		(void)snprintf(
-			value, sizeof(value),
-			"killed: out of memory; the context was restarted, its variables are gone");
-	else if (sig)
-		(void)snprintf(
-			value, sizeof(value),
-			"the interpreter was ended by signal %lld; the context was restarted, "
-			"its variables are gone",
-			sig);
-	else
-		(void)snprintf(
-			value, sizeof(value),
-			"the interpreter exited with code %lld; the context was restarted, its "
-			"variables are gone",
-			code);
-	rc = set_error(run->result, CELL_KERNEL_DIED,
-	               json_is_true(json_object_get(ctx, "oom")) ? "MemoryError" : "KernelDied",
-	               value);
 	json_decref(ctx);
+	json_decref(spare);
 	return rc;
 }
 

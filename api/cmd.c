@@ -161,7 +161,8 @@ void cmd_write(int fd, const void *data, size_t len)
 
 void cmd_print_json(const json_t *json, bool indent)
 {
-	own_free char *text = json_dumps(json, indent ? JSON_INDENT(2) : JSON_COMPACT);
+	own_free char *text =
+		json_dumps(json, JSON_REAL_PRECISION(9) | (indent ? JSON_INDENT(2) : JSON_COMPACT));
 
 	if (!text) { /* memory, or a string that is not UTF-8: jansson tells neither */
 		fprintf(stderr, "thawbox: the result cannot be written as JSON\n");

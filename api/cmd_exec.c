@@ -35,7 +35,8 @@ static json_t *request_json(const struct exec_opts *o, const struct arg_rest *re
 	json_object_set_new(request, "env", env);
 	if (o->cwd)
 		json_object_set_new(request, "cwd", json_string(o->cwd));
-	json_object_set_new(request, "user", json_string(o->user));
+	if (o->user)
+		json_object_set_new(request, "user", json_string(o->user));
 	if (rest->nr == 1) {
 		json_object_set_new(request, "shell", json_string(rest->at[0]));
 		return request;
@@ -74,16 +75,18 @@ static int run_in_sandbox(const struct exec_opts *o, json_t *request)
 	rc = agent_exec(&session.sb, &exec, &sink, &status, &err);
 	if (rc)
 		status = cmd_fail(exit_code(&session.sb, &err), &err);
-	else if (status == EXIT_TIMED_OUT && o->timeout_ns)
+	else if (status == AGENT_TIMED_OUT) {
 		cmd_note("the command ran longer than %g s and was killed",
 		         (double)o->timeout_ns / 1e9);
+		status = EXIT_TIMED_OUT;
+	}
 	session_close(&session);
 	return status;
 }
 
 static int exec_main(int argc, char **argv)
 {
-	struct exec_opts o = { .user = "user", .timeout_ns = 600ull * 1000000000u };
+	struct exec_opts o = { .timeout_ns = 600ull * 1000000000u };
 	const struct arg args[] = {
 		{ "env", 'e', ARG_LIST, &o.env, "NAME=VALUE", "environment of the command" },
 		{ "cwd", 'C', ARG_TEXT, &o.cwd, "DIR", "its folder (/home/user)" },

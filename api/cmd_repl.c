@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <histedit.h>
+#include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -177,6 +178,9 @@ static unsigned char on_tab(EditLine *el, int ch)
 
 static int open_editor(struct repl *r, struct err *err)
 {
+	/* What is typed is UTF-8, whatever the terminal's language is said to be. */
+	if (!setlocale(LC_CTYPE, "") || MB_CUR_MAX == 1)
+		(void)setlocale(LC_CTYPE, "C.UTF-8");
 	r->history = history_init();
 	r->el = el_init("thawbox", stdin, stdout, stderr);
 	if (!r->history || !r->el)
@@ -310,6 +314,7 @@ static int interact(struct repl *r)
 		const char *line;
 
 		r->cancelled = false;
+		el_resize(r->el);
 		line = el_gets(r->el, &n);
 		if (r->cancelled) {
 			input_clear(&r->input);

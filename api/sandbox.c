@@ -189,6 +189,16 @@ static void read_control(struct sandbox *sb)
 	}
 }
 
+/* A write found the socket closed: what the monitor said before tells more than that. */
+static int gone(struct sandbox *sb, struct err *err)
+{
+	read_control(sb);
+	if (!sb->fail.code)
+		return sandbox_why_lost(sb, err);
+	*err = sb->fail;
+	return err->code;
+}
+
 static int send_line(struct sandbox *sb, const json_t *line, int fd, enum pending kind,
                      struct err *err)
 {
@@ -225,7 +235,7 @@ static int send_line(struct sandbox *sb, const json_t *line, int fd, enum pendin
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return sandbox_why_lost(sb, err);
+			return gone(sb, err);
 		sent += (size_t)n;
 	}
 	sb->pending[sb->nr_pending++] = (uint8_t)kind;

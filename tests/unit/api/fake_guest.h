@@ -207,9 +207,9 @@ static inline void fake_agent(struct fake_stream *s)
 		fake_say(s->fd, FRAME_RESULT, "{\"status\":\"ok\",\"port\":2001}");
 	} else if (!strcmp(op, "context")) {
 		fake_say(s->fd, FRAME_RESULT,
-		         fake->oom ? "{\"status\":\"ok\",\"alive\":true,\"port\":2001,\"exit\":0,"
+		         fake->oom ? "{\"status\":\"ok\",\"alive\":false,\"port\":2000,\"exit\":0,"
 		                     "\"signal\":9,\"oom\":true,\"restarts\":1}"
-		                   : "{\"status\":\"ok\",\"alive\":true,\"port\":2001,\"exit\":3,"
+		                   : "{\"status\":\"ok\",\"alive\":false,\"port\":2000,\"exit\":3,"
 		                     "\"signal\":0,\"oom\":false,\"restarts\":1}");
 	} else if (!strcmp(op, "write")) {
 		fake_write(fake, s->fd, &r);

@@ -180,7 +180,7 @@ Test(agent, command_has_a_deadline)
 	fake_open(&fake, &sb);
 	fake.deaf = true;
 	cr_assert_eq(agent_exec(&sb, &exec, &sink, &status, &err), 0, "%s", err.msg);
-	cr_assert_eq(status, 124);
+	cr_assert_eq(status, AGENT_TIMED_OUT);
 	fake_close(&fake, &sb);
 }
 

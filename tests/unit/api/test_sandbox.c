@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "api/cell.h"
 #include "api/sandbox.h"
 #include "fake_guest.h"
 
@@ -118,6 +119,31 @@ Test(sandbox, refused_thaw_comes_with_its_remedy)
 	cr_assert_str_eq(err.msg, "state: damaged");
 	cr_assert_str_eq(err.remedy, "bake again");
 	sandbox_close(&sb);
+}
+
+Test(sandbox, refused_thaw_is_what_the_first_cell_ends_with)
+{
+	struct sandbox_spec spec =
+		monitor("read -r line <&3; echo '{\"ok\":false,\"error\":\"state: damaged\","
+	                "\"remedy\":\"bake again\"}' >&3; exit 1");
+	struct thaw_spec thaw = { .dir = "/snap" };
+	struct cell cell = { .code = "1", .code_len = 1 };
+	struct cell_sink sink = { 0 };
+	json_t *request = cell_request(&cell);
+
+	for (int i = 0; i < 20;
+	     i++) { /* whichever end is seen first, the stream's or the socket's */
+		struct cell_result result;
+		struct sandbox sb;
+		struct err err = { 0 };
+
+		cr_assert_eq(sandbox_thaw(&sb, &spec, &thaw, request, &err), 0);
+		usleep((useconds_t)i * 1000);
+		cr_assert_eq(cell_run(&sb, &cell, &sink, &result, &err), -EREMOTEIO, "%s", err.msg);
+		cr_assert_str_eq(err.msg, "state: damaged");
+		sandbox_close(&sb);
+	}
+	json_decref(request);
 }
 
 Test(sandbox, missing_monitor_leaves_nothing)
