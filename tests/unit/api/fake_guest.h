@@ -231,6 +231,8 @@ static inline void *fake_serve(void *arg)
 		fake_agent(s);
 	else
 		fake_interpreter(s);
+	if (s->fake->kernel == s->fd)
+		s->fake->kernel = -1;
 	close(s->fd);
 	free(s);
 	return NULL;
