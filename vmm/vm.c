@@ -18,9 +18,19 @@
 #define CMDLINE_ALL                                                                              \
 	"console=uart8250,mmio,0xd0000000 8250.nr_uarts=1 clocksource=kvm-clock tsc=nowatchdog " \
 	"reboot=k panic=-1"
+/*
+ * Software KVM runs user code natively and the kernel in an emulator that has no XSAVE: user code
+ * finds AVX in CPUID, but the upper halves of its registers are not kept over a context switch.
+ * Linux hands these variables to init, which hands them to every process.
+ */
+#define ENVIRONMENT_PVM                                                                            \
+	" GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX_Fast_Unaligned_Load,-AVX512F,-AVX512VL," \
+	"-AVX512BW,-FMA,-FMA4 NPY_DISABLE_CPU_FEATURES=AVX,F16C,FMA3,AVX2,AVX512F,AVX512CD,"       \
+	"AVX512_SKX,AVX512_CLX,AVX512_CNL,AVX512_ICL OPENBLAS_CORETYPE=Nehalem "                   \
+	"OPENSSL_ia32cap=~0x1000100000000000:~0x10020 GNUTLS_CPUID_OVERRIDE=0x1"
 #define CMDLINE_PVM                                                                              \
 	" noxsave clearcpuid=popcnt,cx16,smap,fsgsbase,rdpid,erms,fsrm,rep_good no_timer_check " \
-	"lpj=1000000 nokaslr rodata=off transparent_hugepage=never"
+	"lpj=1000000 nokaslr rodata=off" ENVIRONMENT_PVM
 
 static void send_msi(void *ctx, uint64_t address, uint32_t data)
 {

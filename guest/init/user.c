@@ -127,6 +127,18 @@ static char **flatten_env(json_t *all)
 	return block;
 }
 
+/* What the monitor says about the host's CPU, by way of the kernel's command line (docs/guest.md). */
+static void add_host_env(json_t *all)
+{
+	static const char *const names[] = { "GLIBC_TUNABLES", "NPY_DISABLE_CPU_FEATURES",
+		                             "OPENBLAS_CORETYPE", "OPENSSL_ia32cap",
+		                             "GNUTLS_CPUID_OVERRIDE" };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (getenv(names[i]))
+			json_object_set_new(all, names[i], json_string(getenv(names[i])));
+}
+
 char **user_env(const struct user *u, json_t *common, json_t *own, const char **bad)
 {
 	char **block = NULL;
@@ -136,6 +148,8 @@ char **user_env(const struct user *u, json_t *common, json_t *own, const char **
 	                        "LOGNAME", u->name, "SHELL", u->shell, "LANG", "C.UTF-8");
 
 	*bad = NULL;
+	if (all)
+		add_host_env(all);
 	if (all && merge_env(all, common, bad) == 0 && merge_env(all, own, bad) == 0)
 		block = flatten_env(all);
 	json_decref(all);

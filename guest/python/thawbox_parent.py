@@ -75,6 +75,12 @@ def split_cells(text: str) -> list[tuple[str, str]]:
     return cells
 
 
+# What the monitor says about the host's CPU: libraries must not use registers that the guest's kernel
+# cannot keep (docs/guest.md).
+HOST_ENVIRONMENT = ("GLIBC_TUNABLES", "NPY_DISABLE_CPU_FEATURES", "OPENBLAS_CORETYPE",
+                    "OPENSSL_ia32cap", "GNUTLS_CPUID_OVERRIDE")
+
+
 class Parent:
     """Main thread only."""
 
@@ -106,8 +112,10 @@ class Parent:
         os.close(null)
         os.umask(0o022)
         if self.user:
+            host = {name: os.environ[name] for name in HOST_ENVIRONMENT if name in os.environ}
             os.environ.clear()
             os.environ.update(
+                host,
                 HOME=self.user.pw_dir, USER=self.user.pw_name, LOGNAME=self.user.pw_name,
                 SHELL=self.user.pw_shell, LANG="C.UTF-8", TERM="dumb",
                 PATH=f"{self.user.pw_dir}/.local/bin:/usr/local/bin:/usr/bin:/bin"
