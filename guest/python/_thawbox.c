@@ -991,14 +991,19 @@ static void arena_free(void *context, void *p, size_t size)
 		munmap(p, size);
 }
 
-/* One fault for 2 MiB instead of 512, where the guest's kernel has such pages to give. */
+/*
+ * Fills [p, p + size) with pages in one call instead of a fault each, large ones where the guest's
+ * kernel has some to give (the monitor turns them off on hosts that get them wrong after a fork).
+ */
 static void touch(char *p, size_t size)
 {
 	uintptr_t from = ((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
 	uintptr_t to = ((uintptr_t)p + size) & ~(uintptr_t)(HUGE_PAGE - 1);
 
-	if (to > from)
+	if (to > from) {
 		madvise((void *)from, to - from, MADV_HUGEPAGE);
+		madvise((void *)from, to - from, MADV_POPULATE_WRITE);
+	}
 	memset(p, 1, size);
 	__asm__ volatile("" : : "r"(p) : "memory"); /* else a free() after it takes it away */
 }

@@ -3,6 +3,7 @@
 sections 3 and 5)."""
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
 import json
@@ -44,6 +45,24 @@ SLACK = 16 << 20
 STACK_SLACK = 256 << 10
 QUIET_S = 1.0
 """How long the default kernel lets the guest come to rest before it parks, in seconds."""
+NAMED = {"numpy": ["ndarray", "random", "linalg"], "pandas": ["DataFrame", "Series"],
+         "matplotlib.pyplot": ["Figure", "Axes"], "os": ["path"], "json": [], "re": [], "math": [],
+         "random": [], "datetime": ["datetime", "timedelta"], "collections": [], "itertools": []}
+"""Modules and classes whose names cells use."""
+COMMON_NAMES = """
+a b c d e f g h i j k l m n o p q r s t u v w x y z _ df np pd plt os sys re json math ax fig arr
+idx key keys val value values item items name names data result results res total count counts num
+nums numbers number text line lines word words row rows col cols column columns index label labels
+path file files filename folder out output input args kwargs self cls func function main test tests
+list1 list2 df1 df2 tmp temp cur current prev next first last start end stop step size length width
+height left right top bottom min_value max_value mean std average sum1 sum2 n1 n2 x1 x2 y1 y2 i1 i2
+url response request content status code message msg error err exc date time year month day hour
+price prices cost amount quantity sales product products user users id ids age city country score
+scores group groups category title color figsize one two three four five six seven eight nine ten
+hello world Hello World a1 b1 answer question answers solution primes prime factorial fib fibonacci
+matrix vector points point node nodes graph edges edge tree root stack queue visited seen cache memo
+""" + " ".join(map(str, range(10)))
+"""Names and words of first cells."""
 PR_SET_DUMPABLE = 4
 
 
@@ -390,15 +409,29 @@ def make_ready(parent: Any, kernel: Kernel, say: int) -> None:
     # What a user's first cells write must be this process's own: a page still shared with its
     # relatives costs a guest page fault at the first write.
     parent.warm_up(lambda text: os.write(say, f"own {text}\n".encode()))
-    # Every new name in a cell goes to the table of interned strings, at a place that its hash
-    # says: so many strings visit every page of it.
-    for i in range(4096):
-        sys.intern(f"thawbox {i}")
+    visit_names()
     os.write(say, b"rehearse the first cell\n")
     kernel.rehearse_all(FIRST_CELLS)
     os.write(say, b"ready\n")
     _thawbox.rest(QUIET_S)
     os.close(say)
+
+
+def visit_names() -> None:
+    """Makes the pages that a cell's names lead to this process's own: compiling a cell counts a
+    reference to each name that exists, and enters each that does not into one large table."""
+    owners: list[Any] = [builtins, str, bytes, int, float, list, tuple, dict, set, range, Exception]
+    for module, names in NAMED.items():
+        if module in sys.modules:
+            owners.append(sys.modules[module])
+            owners += [getattr(sys.modules[module], name) for name in names]
+    for name in COMMON_NAMES.split():
+        sys.intern(name)
+    for owner in owners:
+        for name in dir(owner):
+            sys.intern(name)
+    for i in range(4096):  # new ones, at places that their hashes say: on every page of the table
+        sys.intern(f"thawbox {i}")
 
 
 def open_doorbell(kind: str, port: int) -> None:
