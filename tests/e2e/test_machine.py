@@ -7,36 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tiny import HALT, POWER, SERIAL, elf, store32, store8
 from vmm import VmmError
-
-ENTRY = 0x200000
-SERIAL, POWER = 0xD0000000, 0xD000F020
-
-
-def elf(code: bytes, *, pvh: bool, entry: int = ENTRY) -> bytes:
-    """An ELF64 kernel of one segment; with `pvh` it has the note that asks for 32-bit protected mode."""
-    note = struct.pack("<III4sI", 4, 4, 18, b"Xen\0", entry) if pvh else b""
-    headers = 2 if pvh else 1
-    note_at = 64 + 56 * headers
-    code_at = 0x1000
-    data = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1" + bytes(9), 2, 62, 1, entry, 64, 0, 0, 64, 56, headers,
-                       0, 0, 0)
-    data += struct.pack("<IIQQQQQQ", 1, 7, code_at, ENTRY, ENTRY, len(code), 0x1000, 0x1000)
-    if pvh:
-        data += struct.pack("<IIQQQQQQ", 4, 4, note_at, 0, 0, len(note), len(note), 4)
-    return (data + note).ljust(code_at, b"\0") + code
-
-
-def store8(address: int, value: int) -> bytes:
-    return b"\xc6\x05" + struct.pack("<IB", address, value)
-
-
-def store32(address: int, value: int) -> bytes:
-    return b"\xb8" + struct.pack("<I", value) + b"\xa3" + struct.pack("<I", address)
-
-
-HALT = b"\xfa\xf4\xeb\xfd"  # cli; hlt; again
-
 
 @pytest.fixture
 def boot(vmm, tmp_path):

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Freeze and thaw of a guest of a few instructions: the whole path of a first cell, in milliseconds."""
+import json
+import socket
+import struct
+
+import pytest
+
+from tiny import elf, interpreter
+from vmm import RESULT, VmmError, frame, request
+
+ANSWER = frame(RESULT, json.dumps({"status": "ok", "execution_count": 1, "error": None}).encode())
+
+
+@pytest.fixture
+def frozen(vmm, tmp_path):
+    """A snapshot of that guest at the freeze point, with a writable disk."""
+    kernel, disk, directory = tmp_path / "kernel", tmp_path / "disk.img", tmp_path / "snapshot"
+    kernel.write_bytes(elf(interpreter(ANSWER), pvh=True))
+    disk.write_bytes(b"disk".ljust(1 << 20, b"\0"))
+    with vmm() as m:
+        m.call("boot", kernel=str(kernel), memory_mb=64, disks=[{"path": str(disk), "overlay": True}],
+               overlay_dir=str(tmp_path))
+        m.event("parked", 20)
+        m.call("snapshot", dir=str(directory))
+    return directory
+
+
+def test_parts_and_holes(frozen):
+    assert {p.name for p in frozen.iterdir()} >= {"state", "memory", "disk", "manifest"}
+    memory = frozen / "memory"
+    assert memory.stat().st_size == (64 << 20) + 4096
+    assert memory.stat().st_blocks * 512 < 1 << 20, "pages of zeros must be holes"
+    json.loads((frozen / "manifest").read_text())
+
+
+def test_first_request_through_the_mailbox(vmm, frozen):
+    for _ in range(3):
+        with vmm() as m:
+            assert m.thaw(frozen, "1+1").answer().result["status"] == "ok"
+            m.event("first-done")
+            assert m.thawed["port"] == 2000
+
+
+def test_stats_of_a_halted_guest(vmm, frozen):
+    """Asking for counters must not wait for a vCPU that sleeps in KVM_RUN."""
+    with vmm() as m:
+        m.thaw(frozen, "1+1").answer()
+        assert m.call("stats", timeout=10)["vcpu"]["exits"] > 0
+
+
+def test_first_request_that_is_too_long_for_the_mailbox(vmm, frozen):
+    """The mailbox is a page here: the thaw must still succeed, the request goes by vsock."""
+    with vmm() as m:
+        m.thaw(frozen, "x" * 100_000)
+        m.call("pause", timeout=10)
+
+
+def test_environment_that_is_too_long(vmm, frozen):
+    with vmm() as m:
+        with pytest.raises(VmmError, match="environment"):
+            m.thaw(frozen, "1+1", env={"A": "x" * 8000})
+
+
+def test_hostile_answer_lengths(vmm, tmp_path):
+    """DONE with more bytes than the response area: what the area holds may come, no more; the monitor lives."""
+    code = bytearray(interpreter(ANSWER))
+    at = code.index(b"\xb8" + struct.pack("<I", len(ANSWER)) + b"\xa3")
+    code[at + 1:at + 5] = struct.pack("<I", 0x7FFFFFFF)
+    kernel = tmp_path / "kernel"
+    kernel.write_bytes(elf(bytes(code), pvh=True))
+    with vmm() as m:
+        m.call("boot", kernel=str(kernel), memory_mb=64)
+        m.event("parked", 20)
+        m.call("snapshot", dir=str(tmp_path / "snapshot"))
+    with vmm() as m:
+        stream = m.thaw(tmp_path / "snapshot", "1+1")
+        assert stream.answer().result["status"] == "ok"
+        stream.sock.settimeout(1)
+        rest = b""
+        with pytest.raises((TimeoutError, EOFError, OSError)):
+            while len(rest) <= 1 << 20:
+                rest += stream._exactly(1)
+        assert len(ANSWER) + len(rest) <= 4096, "more than the response area holds"
+        m.call("pause", timeout=10)
+
+
+def test_half_a_request(vmm, frozen):
+    """The stream may end before its frame does: nothing may wait for ever."""
+    for data in (b"", b"\x05", request(op="run", code="1")[:-1]):
+        ours, theirs = socket.socketpair()
+        with vmm() as m, theirs:
+            ours.sendall(data)
+            ours.shutdown(socket.SHUT_WR)
+            try:
+                m.call("thaw", dir=str(frozen), overlay_dir="/tmp", fd=theirs.fileno(), timeout=10)
+                m.call("pause", timeout=10)
+            except VmmError as error:
+                assert str(error).strip(" |")
+        ours.close()
+
+
+def test_thaw_keeps_the_snapshot_as_it_is(vmm, frozen):
+    before = {p.name: (p.stat().st_mtime_ns, p.stat().st_size, p.read_bytes()) for p in frozen.iterdir()}
+    with vmm() as m:
+        m.thaw(frozen, "1+1").answer()
+    assert before == {p.name: (p.stat().st_mtime_ns, p.stat().st_size, p.read_bytes()) for p in frozen.iterdir()}
+
+
+def test_frozen_again(vmm, frozen, tmp_path):
+    """A thawed machine is a machine: it can be frozen and thawed once more."""
+    with vmm() as m:
+        m.thaw(frozen, "1+1").answer()
+        m.call("pause")
+        m.call("snapshot", dir=str(tmp_path / "second"))
+    with vmm() as m:
+        m.thaw(tmp_path / "second", None)
+        m.call("pause", timeout=10)
+
+
+def test_snapshot_never_replaces_unasked(vmm, frozen):
+    with vmm() as m:
+        m.thaw(frozen, None)
+        m.call("pause")
+        with pytest.raises(VmmError, match="exist|there"):
+            m.call("snapshot", dir=str(frozen))
+        m.call("snapshot", dir=str(frozen), replace=True)
+    with vmm() as m:
+        m.thaw(frozen, None)
+
+
+def test_snapshot_where_it_cannot_be_written(vmm, frozen, tmp_path):
+    with vmm() as m:
+        m.thaw(frozen, None)
+        m.call("pause")
+        with pytest.raises(VmmError):
+            m.call("snapshot", dir=str(tmp_path / "no" / "such" / "folder"))
+        assert m.call("resume")["ok"], "a snapshot that failed must not end the machine"
+    assert not list(tmp_path.glob("*.tmp-*"))
+
+
+def test_thaw_of_nothing(vmm, tmp_path):
+    for directory in (tmp_path / "missing", tmp_path):
+        with vmm() as m:
+            with pytest.raises(VmmError) as error:
+                m.thaw(directory, "1+1")
+            assert str(directory) in str(error.value) or "state" in str(error.value)
+
+
+def test_vsock_path(vmm, frozen, tmp_path):
+    """The Unix socket speaks the CONNECT convention, refuses a taken path, and is gone afterwards."""
+    path = tmp_path / "vsock"
+    with vmm() as m:
+        m.thaw(frozen, None, vsock=str(path))
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(5)
+            s.connect(str(path))
+            s.sendall(b"NONSENSE\n")
+            assert s.recv(64) == b""
+        with vmm() as other:
+            with pytest.raises(VmmError, match="vsock"):
+                other.thaw(frozen, None, vsock=str(path))
+        assert path.exists()
+    assert not path.exists()
