@@ -276,12 +276,11 @@ static void print_table(const struct options *opt, const struct run *runs)
 
 	host_line(host, sizeof(host));
 	if (host_cache_resident(opt->dir, &resident, &total, NULL) < 0)
-		resident = total = 0; /* 0 of 0 tells */
+		resident = 0; /* a run has just read it: 0 tells that something is wrong */
 	printf("%s\n", host);
-	printf("mode fresh, cache %s (%llu of %llu MiB of the template resident now), %u at once, "
-	       "n %u\n",
-	       opt->cold ? "cold" : "hot", (unsigned long long)resident >> 20,
-	       (unsigned long long)total >> 20, opt->at_once, opt->runs);
+	printf("mode fresh, cache %s (now %llu MiB of the template), %u at once, n %u\n",
+	       opt->cold ? "cold" : "hot", (unsigned long long)resident >> 20, opt->at_once,
+	       opt->runs);
 	printf("\nms since the start           p50      p90      p99      max\n");
 	for (unsigned i = 0; i < NR_PARTS; i++) {
 		struct figures f = figures_of(runs, opt->runs, (enum part)i);
