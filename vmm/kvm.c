@@ -182,15 +182,19 @@ static bool read_at(int fd, void *buf, size_t n, uint64_t off)
 	return pread(fd, buf, n, (off_t)off) == (ssize_t)n;
 }
 
-json_t *kvm_stats(int fd)
+int kvm_stats_open(int fd)
+{
+	return ioctl(fd, KVM_GET_STATS_FD, NULL);
+}
+
+json_t *kvm_stats(int stats_fd)
 {
 	struct kvm_stats_header head;
-	own_fd int stats = ioctl(fd, KVM_GET_STATS_FD, NULL);
 	own_free char *desc = NULL;
 	size_t each;
 	json_t *all;
 
-	if (stats < 0 || !read_at(stats, &head, sizeof(head), 0))
+	if (stats_fd < 0 || !read_at(stats_fd, &head, sizeof(head), 0))
 		return NULL;
 	each = sizeof(struct kvm_stats_desc) + head.name_size;
 	desc = calloc(1, each + 1);
@@ -199,9 +203,9 @@ json_t *kvm_stats(int fd)
 		struct kvm_stats_desc *d = (void *)desc;
 		uint64_t value;
 
-		if (!read_at(stats, desc, each, head.desc_offset + (uint64_t)i * each) ||
+		if (!read_at(stats_fd, desc, each, head.desc_offset + (uint64_t)i * each) ||
 		    d->size != 1 ||
-		    !read_at(stats, &value, sizeof(value), head.data_offset + d->offset))
+		    !read_at(stats_fd, &value, sizeof(value), head.data_offset + d->offset))
 			continue;
 		json_object_set_new(all, d->name, json_integer((json_int_t)value));
 	}

@@ -51,7 +51,12 @@ void kvm_vm_close(struct kvm_vm *vm);
 /* Sends one message-signalled interrupt. Any thread. */
 void kvm_send_msi(const struct kvm_vm *vm, uint64_t address, uint32_t data);
 
-/* KVM_GET_STATS_FD of a VM or vCPU as an object {name: value}; NULL where the kernel has none. */
-json_t *kvm_stats(int fd);
+/*
+ * KVM_GET_STATS_FD of a VM or vCPU: a descriptor, or -1 where the kernel has none. For a vCPU it waits
+ * until that is out of KVM_RUN; reading what it returns does not.
+ */
+int kvm_stats_open(int fd);
+/* All counters as an object {name: value}; NULL for -1. */
+json_t *kvm_stats(int stats_fd);
 
 #endif

@@ -104,6 +104,7 @@ struct vm {
 	enum vcpu_end end; /* written once, before ended_event is posted */
 	char end_detail[1024];
 	bool running;
+	int vm_stats_fd, vcpu_stats_fd; /* owned; -1 until they are asked for */
 };
 
 void vm_init(struct vm *vm, void (*on_event)(void *ctx, enum vm_event event), void *ctx);
