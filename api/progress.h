@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PROGRESS_PHASES_MAX 64
+#define PROGRESS_PHASES_MAX 128
 
 struct progress_phase {
 	char text[64];
