@@ -75,8 +75,8 @@ def split_cells(text: str) -> list[tuple[str, str]]:
     return cells
 
 
-# What the monitor says about the host's CPU: libraries must not use registers that the guest's
-# kernel cannot keep (docs/guest.md).
+# What the monitor says about the host's CPU: libraries must not use registers that the guest's kernel
+# cannot keep (docs/guest.md).
 HOST_ENVIRONMENT = ("GLIBC_TUNABLES", "NPY_DISABLE_CPU_FEATURES", "OPENBLAS_CORETYPE",
                     "OPENSSL_ia32cap", "GNUTLS_CPUID_OVERRIDE")
 
