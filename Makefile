@@ -235,8 +235,9 @@ size: $(B)/thawbox-vmm
 		exit n >= 400 * 1024 }'
 
 ## e2e           end-to-end tests through the programs (needs /dev/kvm and the template); K=expression
+E2E ?= tests/e2e
 e2e: build
-	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/e2e $(if $(K),-k '$(K)')
+	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rsx -p no:cacheprovider $(E2E) $(if $(K),-k '$(K)')
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
 

@@ -344,7 +344,7 @@ static int publish(struct bake *bake, struct bake_result *result, struct err *er
 	dir = rc ? -1 : open_folder(bake->snap, err);
 	if (dir < 0)
 		return rc ? rc : dir;
-	if (syncfs(dir) || rename(bake->snap, result->dir))
+	if (fchmod(dir, 0755) || syncfs(dir) || rename(bake->snap, result->dir))
 		return err_set(err, -errno, "publish %s: %s", result->dir, strerror(errno));
 	return template_publish(bake->path, id, err);
 }

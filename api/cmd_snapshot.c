@@ -15,8 +15,9 @@
 #define SECTION_HEAD 16u
 #define STATE_MAX    (64u << 20)
 
-static const char *const parts[] = { "state",    "memory",        "workset",  "disk",
-	                             "manifest", "template.json", "checksums" };
+static const char *const parts[] = { "state", "memory",   "workset",       "disk",     "disk1",
+	                             "disk2", "disk3",    "disk4",         "disk5",    "disk6",
+	                             "disk7", "manifest", "template.json", "checksums" };
 
 static uint32_t le(const uint8_t *p, unsigned width)
 {

@@ -111,7 +111,8 @@ static int boot_registers(int fd, const struct boot_regs *b, struct err *err)
 	if (ret < 0)
 		return ret;
 	sregs.cs = segment(BOOT_SEL_CODE, 11, linux64, !linux64);
-	sregs.ds = sregs.es = sregs.fs = sregs.gs = sregs.ss = segment(BOOT_SEL_DATA, 3, false, true);
+	sregs.ds = sregs.es = sregs.fs = sregs.gs = sregs.ss =
+		segment(BOOT_SEL_DATA, 3, false, true);
 	sregs.tr = (struct kvm_segment){ .limit = 0x67, .type = 11, .present = 1 };
 	sregs.gdt.base = b->gdt;
 	sregs.gdt.limit = b->gdt_limit;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/cell.h"
-#include "fake_guest.h"
+#include "tests/unit/api/fake_guest.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/cell.h"
 #include "api/sandbox.h"
-#include "fake_guest.h"
+#include "tests/unit/api/fake_guest.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/own.h"
-#include "test_boot_image.h"
+#include "tests/unit/vmm/test_boot_image.h"
 #include "vmm/boot_elf.h"
 
 #include <errno.h>

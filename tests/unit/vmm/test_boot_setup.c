@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test_boot_image.h"
+#include "tests/unit/vmm/test_boot_image.h"
 #include "vmm/boot_setup.h"
 
 #include <errno.h>
