@@ -122,7 +122,8 @@ def test_environment(thawbox):
     result = thawbox.json("--env", "TOKEN=s3cret", "--env", "WORDS=a b=c", "-c",
                           "import os; (os.environ['TOKEN'], os.environ['WORDS'])")
     assert value(result) == "('s3cret', 'a b=c')"
-    assert "THAWBOX" not in thawbox.json("-c", "import os; print(sorted(os.environ))")["stdout"]
+    seen = thawbox.json("-c", "import os; print(sorted(os.environ))")["stdout"]
+    assert "THAWBOX_TEST" not in seen and "TMPDIR" not in seen, "the host's environment is not the sandbox's"
 
 
 def test_exit_codes(thawbox, tmp_path):
