@@ -28,7 +28,6 @@ step "unit tests" unit
 step "unit tests under ASan and UBSan" VARIANT=asan unit
 step "lint" lint
 step "fuzz, 5 s each" fuzz FUZZ_SECONDS=5
-step "interpreter kernel on the host" test-guest
 if [ "${1-}" != fast ]; then
     step "guest kernel, root image, template" template
     # The files whose tests have all been seen to pass on software KVM; docs/testing.md names the others.
