@@ -10,11 +10,15 @@
 
 #define SLACK_BYTES   (1u << 20)   /* a kernel's own words around max_output */
 #define DISPLAY_BYTES (256u << 20) /* of all displays of a cell */
-#define LAST_WORDS_MS 100          /* for output that was on its way when a kernel was killed */
+#define WATCH_NS      (1ull * 1000000000u)
+#define WATCH_MOST_NS (10ull * 1000000000u)
+#define LAST_WORDS_MS 100 /* for output that was on its way when a kernel was killed */
 #define AGENT_MS      5000
 #define NOTICE_MS     1000  /* from the end of a stream to the agent knowing of the death */
 #define SPARE_MS      30000 /* where no spare is left one must be forked */
 #define QUESTION_MS   10000
+
+enum ask { ASK_INTERRUPT, ASK_KILL, ASK_CONTEXT };
 
 /* A cell under way. */
 struct run {
@@ -23,9 +27,11 @@ struct run {
 	const struct cell_sink *sink;
 	struct cell_result *result;
 	struct deadline deadline;
-	struct stream aux; /* the agent's interrupt or kill */
+	struct stream aux; /* what the agent has been asked */
+	enum ask asked;
+	uint64_t watch_at_ns; /* when to ask whether the interpreter lives; 0: no need */
+	uint64_t watch_ns;    /* from one such question to the next */
 	bool timed_out;
-	bool killing;
 	unsigned user_interrupts;
 	uint64_t output_bytes;
 	uint64_t display_bytes;
@@ -223,13 +229,15 @@ static int on_death(struct run *run, struct err *err)
 	return rc;
 }
 
-/* Asks the agent for `op` on the default context; its answer comes on run->aux. */
-static int ask_agent(struct run *run, const char *op, struct err *err)
+/* Asks the agent about the default context; its answer comes on run->aux. */
+static int ask_agent(struct run *run, enum ask what, struct err *err)
 {
+	static const char *const ops[] = { "interrupt", "kill", "context" };
+
 	stream_close(&run->aux);
-	run->killing = !strcmp(op, "kill");
+	run->asked = what;
 	return agent_begin(run->sb, &run->aux,
-	                   json_pack("{s:s, s:s}", "op", op, "context", "default"), err);
+	                   json_pack("{s:s, s:s}", "op", ops[what], "context", "default"), err);
 }
 
 /* The context has gone to a spare: what the killed kernel had written is still on its way. */
@@ -254,6 +262,27 @@ static int on_killed(struct run *run, const json_t *answer, struct err *err)
 	                 "killed; the context was restarted, its variables are gone");
 }
 
+static int on_answer(struct run *run, const json_t *answer, struct err *err)
+{
+	if (agent_refused(answer, NULL))
+		return 0; /* the next step of the deadline follows */
+	switch (run->asked) {
+	case ASK_INTERRUPT:
+		deadline_answered(&run->deadline, clock_ns());
+		return 0;
+	case ASK_KILL:
+		return on_killed(run, answer, err);
+	case ASK_CONTEXT:
+		if (!json_is_true(json_object_get(answer, "alive")))
+			return on_death(run, err);
+		run->watch_ns =
+			run->watch_ns < WATCH_MOST_NS / 2 ? 2 * run->watch_ns : WATCH_MOST_NS;
+		run->watch_at_ns = clock_ns() + run->watch_ns;
+		return 0;
+	}
+	return 0;
+}
+
 static int take_aux(struct run *run, struct err *err)
 {
 	struct frame frame;
@@ -265,13 +294,13 @@ static int take_aux(struct run *run, struct err *err)
 	rc = frame_next(&run->aux.in, &frame);
 	if (rc < 0)
 		return broken(run->sb, "a damaged frame", err);
-	if (!rc)
+	if (!rc) {
+		if (run->aux.eof)
+			stream_close(&run->aux);
 		return 0;
+	}
 	answer = frame.type == FRAME_RESULT ? frame_json(frame.data, frame.len) : NULL;
-	if (run->killing && !agent_refused(answer, NULL))
-		rc = on_killed(run, answer, err);
-	else
-		rc = 0; /* a refused interrupt or kill: the next step of the deadline follows */
+	rc = on_answer(run, answer, err);
 	json_decref(answer);
 	stream_close(&run->aux);
 	return rc;
@@ -281,28 +310,60 @@ static int act(struct run *run, enum deadline_act what, struct err *err)
 {
 	switch (what) {
 	case DEADLINE_INTERRUPT:
-		return ask_agent(run, "interrupt", err);
+		return ask_agent(run, ASK_INTERRUPT, err);
 	case DEADLINE_KILL_CONTEXT:
-		return ask_agent(run, "kill", err);
+		return ask_agent(run, ASK_KILL, err);
 	case DEADLINE_KILL_MACHINE:
-		sandbox_kill(run->sb, "it did not answer after its deadline and was killed");
-		return finish_timeout(run, "the sandbox did not answer and was killed");
+		sandbox_kill(run->sb, "it was killed after a cell's deadline");
+		return finish_timeout(run, run->deadline.brief
+		                                   ? "stopped"
+		                                   : "the sandbox did not answer and was killed");
 	case DEADLINE_NOTHING:
 		break;
 	}
 	return 0;
 }
 
-/* The first interrupt is for the cell, the next for the context, and after that the machine goes. */
+/* The first interrupt is for the cell, the next for the context, the third for the machine. */
 static int on_user_interrupt(struct run *run, struct err *err)
 {
 	if (run->sink->interrupted)
 		run->sink->interrupted(run->sink->ctx);
-	if (!run->user_interrupts++)
-		return act(run, DEADLINE_INTERRUPT, err);
-	run->deadline = (struct deadline){ .at_ns = clock_ns() + DEADLINE_GRACE_NS,
-		                           .last = DEADLINE_KILL_CONTEXT };
-	return act(run, DEADLINE_KILL_CONTEXT, err);
+	switch (run->user_interrupts++) {
+	case 0:
+		return ask_agent(run, ASK_INTERRUPT, err);
+	case 1:
+		run->deadline = (struct deadline){ .at_ns = clock_ns() + DEADLINE_MOST_NS,
+			                           .last = DEADLINE_KILL_CONTEXT };
+		return ask_agent(run, ASK_KILL, err);
+	default:
+		sandbox_kill(run->sb, "interrupted");
+		return sandbox_why_lost(run->sb, err);
+	}
+}
+
+/*
+ * Nothing but the agent can tell that an interpreter has died in a first cell: its stream becomes a
+ * connection only afterwards.
+ */
+static int watch(struct run *run, uint64_t now_ns, struct err *err)
+{
+	if (run->sb->first_done)
+		run->watch_at_ns = 0;
+	if (!run->watch_at_ns || now_ns < run->watch_at_ns || run->aux.fd >= 0)
+		return 0;
+	run->watch_at_ns = 0; /* until the answer is there */
+	return ask_agent(run, ASK_CONTEXT, err);
+}
+
+static int wait_ms(const struct run *run, uint64_t now_ns)
+{
+	int deadline = deadline_wait_ms(&run->deadline, now_ns), next;
+
+	if (!run->watch_at_ns || run->aux.fd >= 0)
+		return deadline;
+	next = run->watch_at_ns > now_ns ? (int)((run->watch_at_ns - now_ns) / 1000000u) + 1 : 0;
+	return deadline >= 0 && deadline < next ? deadline : next;
 }
 
 /* 1: finished, 0: go on, < 0: error. */
@@ -316,15 +377,18 @@ static int step(struct run *run, struct err *err)
 		rc = take_aux(run, err);
 	if (rc)
 		return rc;
-	if (run->sb->kernel.eof && !run->killing)
+	if (run->sb->kernel.eof && !(run->asked == ASK_KILL && run->aux.fd >= 0))
 		return on_death(run, err);
 	due = deadline_due(&run->deadline, clock_ns());
 	if (due != DEADLINE_NOTHING) {
-		run->timed_out = run->timed_out || !run->user_interrupts;
+		run->timed_out = run->timed_out || run->user_interrupts < 2;
 		return act(run, due, err);
 	}
-	rc = sandbox_wait(run->sb, streams, ARRAY_LEN(streams), NULL, 0,
-	                  deadline_wait_ms(&run->deadline, clock_ns()), err);
+	rc = watch(run, clock_ns(), err);
+	if (rc)
+		return rc;
+	rc = sandbox_wait(run->sb, streams, ARRAY_LEN(streams), NULL, 0, wait_ms(run, clock_ns()),
+	                  err);
 	if (rc == -EINTR && run->cell->keep_on_intr)
 		return on_user_interrupt(run, err);
 	return rc < 0 ? rc : 0;
@@ -339,6 +403,8 @@ static int begin(struct run *run, struct err *err)
 	if (sb->first_pending) { /* on its way since the thaw */
 		sb->first_pending = false;
 		run->result->begin_ns = sb->start_ns;
+		run->watch_ns = WATCH_NS;
+		run->watch_at_ns = sb->first_sent ? sb->start_ns + WATCH_NS : 0;
 		return 0;
 	}
 	request = cell_request(run->cell);
@@ -363,7 +429,7 @@ int cell_run(struct sandbox *sb, const struct cell *cell, const struct cell_sink
 
 	*result = (struct cell_result){ 0 };
 	rc = begin(&run, err);
-	run.deadline = deadline_start(result->begin_ns, cell->timeout_ns);
+	run.deadline = deadline_start(result->begin_ns, cell->timeout_ns, cell->last);
 	while (!rc)
 		rc = step(&run, err);
 	stream_close(&run.aux);

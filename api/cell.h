@@ -15,6 +15,7 @@ struct cell {
 	uint64_t max_output; /* bytes of stdout and stderr together; 0: no bound */
 	uint64_t timeout_ns; /* 0: none */
 	bool keep_on_intr;   /* intr_fd interrupts the cell, and does not end the wait */
+	bool last;           /* the sandbox ends with it: a deadline need not save the context */
 };
 
 /* What the cell says while it runs. Any member may be NULL. */

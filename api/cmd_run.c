@@ -252,6 +252,8 @@ static int do_gets(struct run *run, struct sandbox *sb)
 {
 	int code = EXIT_OK;
 
+	if (run->nr_gets && sb->lost.code)
+		cmd_note("the sandbox is gone: no file was brought out");
 	for (unsigned i = 0; i < run->nr_gets && !sb->lost.code; i++) {
 		struct err err = { 0 };
 
@@ -312,7 +314,8 @@ static int thaw_and_run(struct run *run)
 	struct cell cell = { .code = run->code,
 		             .code_len = run->code_len,
 		             .max_output = run->max_output,
-		             .timeout_ns = run->timeout_ns };
+		             .timeout_ns = run->timeout_ns,
+		             .last = true };
 	json_t *request = cell_request(&cell);
 	struct session_spec spec = { .template = run->template,
 		                     .memory_mb = run->memory_mb,

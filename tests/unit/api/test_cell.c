@@ -140,11 +140,57 @@ Test(cell, deadline_kills_a_machine_that_does_not_answer, .timeout = 20)
 	fake.deaf = true;
 	cr_assert_eq(run(&sb, "stubborn", 100, &seen, &r, &err), 0, "%s", err.msg);
 	cr_assert_eq(r.end, CELL_TIMEOUT);
-	cr_assert(seconds(&r) >= 2.1 && seconds(&r) < 3.1, "%f s", seconds(&r));
+	cr_assert(seconds(&r) >= 10.1 && seconds(&r) < 11.1, "%f s", seconds(&r));
 	cr_assert_str_eq(seen.out, "before");
 	cr_assert_neq(sb.lost.code, 0);
 	cell_result_free(&r);
 	cr_assert_eq(run(&sb, "1+1", 1000, &seen, &r, &err), -ECONNABORTED);
+	fake_close(&fake, &sb);
+}
+
+Test(cell, last_cell_is_not_waited_for, .timeout = 20)
+{
+	struct cell cell = {
+		.code = "stubborn", .code_len = 8, .timeout_ns = 100000000, .last = true
+	};
+	struct cell_sink sink = { 0 };
+	struct cell_result r;
+	struct fake fake;
+	struct sandbox sb;
+	struct err err = { 0 };
+
+	fake_open(&fake, &sb);
+	cr_assert_eq(cell_run(&sb, &cell, &sink, &r, &err), 0, "%s", err.msg);
+	cr_assert_eq(r.end, CELL_TIMEOUT);
+	cr_assert(seconds(&r) >= 1.1 && seconds(&r) < 1.6, "%f s", seconds(&r));
+	cr_assert_eq(fake.kills, 0);
+	cell_result_free(&r);
+	fake_close(&fake, &sb);
+}
+
+/* In a first cell the stream stays open when the interpreter dies: nobody closes it. */
+Test(cell, death_in_a_first_cell_is_found, .timeout = 20)
+{
+	struct fake fake;
+	struct sandbox sb;
+	struct seen seen = { 0 };
+	struct cell_result r;
+	struct err err = { 0 };
+	int sv[2];
+
+	fake_open(&fake, &sb);
+	cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, sv), 0);
+	sb.kernel.fd = sv[0];
+	sb.first_sent = sb.first_pending = true;
+	sb.start_ns = clock_ns();
+	cr_assert_eq(run(&sb, "die", 0, &seen, &r, &err), 0, "%s", err.msg);
+	cr_assert_eq(r.end, CELL_KERNEL_DIED);
+	cr_assert(seconds(&r) >= 1 && seconds(&r) < 2, "%f s", seconds(&r));
+	cell_result_free(&r);
+	cr_assert_eq(run(&sb, "1+1", 0, &seen, &r, &err), 0);
+	cr_assert(r.ok);
+	cell_result_free(&r);
+	close(sv[1]);
 	fake_close(&fake, &sb);
 }
 
