@@ -36,6 +36,8 @@
 #define PAGE         4096u
 #define HUGE_PAGE    ((size_t)2 << 20)
 #define ARENA        ((size_t)1 << 20) /* ARENA_SIZE of CPython 3.11 */
+#define SMALL_MAX    512               /* of CPython's own allocator */
+#define SMALL_STEP   16
 #define MAX_ARENAS   64
 #define AREA_PAGES   16u /* of the mailbox's each half */
 #define AREA_BYTES   (AREA_PAGES * PAGE)
@@ -1022,17 +1024,30 @@ static __attribute__((noinline)) void touch_stack(size_t bytes)
  */
 static int map_object(struct dl_phdr_info *info, size_t size, void *unused)
 {
+	const uintptr_t page = ~(uintptr_t)(PAGE - 1);
+	uintptr_t fixed = 0; /* end of what the loader made read-only in the data segment */
+
 	(void)size, (void)unused;
 	if (*info->dlpi_name && !strstr(info->dlpi_name, "/libc.so"))
 		return 0;
 	for (unsigned i = 0; i < info->dlpi_phnum; i++) {
 		const ElfW(Phdr) *seg = &info->dlpi_phdr[i];
-		uintptr_t from = (info->dlpi_addr + seg->p_vaddr) & ~(uintptr_t)(PAGE - 1);
-		uintptr_t to = info->dlpi_addr + seg->p_vaddr + seg->p_memsz;
 
-		if (seg->p_type == PT_LOAD)
-			madvise((void *)from, to - from,
-			        seg->p_flags & PF_W ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+		if (seg->p_type == PT_GNU_RELRO)
+			fixed = (info->dlpi_addr + seg->p_vaddr + seg->p_memsz) & page;
+	}
+	for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *seg = &info->dlpi_phdr[i];
+		uintptr_t from = (info->dlpi_addr + seg->p_vaddr) & page;
+		uintptr_t to = info->dlpi_addr + seg->p_vaddr + seg->p_memsz;
+		bool is_data = seg->p_flags & PF_W;
+
+		if (seg->p_type != PT_LOAD)
+			continue;
+		if (is_data && from < fixed && fixed < to)
+			from = fixed;
+		madvise((void *)from, to - from,
+		        is_data ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
 	}
 	return 0;
 }
@@ -1051,6 +1066,30 @@ static int arenas_open(size_t size)
 	arenas.size = size;
 	PyObject_SetArenaAllocator(&ours);
 	return 0;
+}
+
+/*
+ * Takes, for good, the free blocks among what this process shares with its relatives. What cells
+ * allocate then lies in pages that are its own and close together, in whatever size they ask.
+ */
+static void fill_holes(const char *heap)
+{
+	for (size_t size = SMALL_MAX; size; size -= SMALL_STEP) {
+		char *p;
+
+		do {
+			p = PyObject_Malloc(size);
+		} while (p && (size_t)(p - arenas.base) >= arenas.size);
+		PyObject_Free(p);
+	}
+	for (size_t size = HUGE_PAGE; size >= SMALL_STEP; size -= size > PAGE ? size / 8 : 16) {
+		char *p;
+
+		do {
+			p = malloc(size);
+		} while (p && p < heap);
+		free(p);
+	}
 }
 
 static PyObject *py_slack(PyObject *self, PyObject *args)
@@ -1072,9 +1111,11 @@ static PyObject *py_slack(PyObject *self, PyObject *args)
 	if (!p || (objects && arenas_open((size_t)objects)))
 		return PyErr_NoMemory();
 	touch(p, (size_t)heap);
-	free(p);
-	if (objects)
+	if (objects) {
+		fill_holes(p);
 		dl_iterate_phdr(map_object, NULL);
+	}
+	free(p);
 	touch_stack((size_t)stack);
 	Py_RETURN_NONE;
 }

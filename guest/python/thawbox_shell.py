@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import contextlib
 import copy
 import getpass
 import io
@@ -19,6 +20,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Coroutine
 from typing import Any
 
 import _thawbox
@@ -304,6 +306,7 @@ class Shell(InteractiveShell):
         super().__init__(config=config, ipython_dir=ipython_dir)
         warnings.filterwarnings("ignore", message="To exit: use 'exit'")
         self.shown: list[tuple[BaseException | None, str]] = []
+        self.loop_runner = self.run_coroutine
         self.builtin_trap.__enter__()
         self.display_trap.__enter__()
         sys.excepthook = self.excepthook
@@ -382,6 +385,21 @@ class Shell(InteractiveShell):
         """Runs a cell by IPython's own run_cell; returns its exception."""
         result = self.run_cell(code, store_history=not silent, silent=silent)
         return result.error_before_exec or result.error_in_exec
+
+    def run_coroutine(self, cell: Coroutine[Any, Any, Any]) -> Any:
+        """Runs an asynchronous cell in IPython's loop. One that is interrupted while it waits is
+        cancelled: left in the loop, it would go on in the middle of a later cell."""
+        loop = async_helpers.get_asyncio_loop()
+        task = loop.create_task(cell)
+        try:
+            return loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(BaseException):
+                    loop.run_until_complete(task)
+                self.shown.clear()  # its CancelledError: the interrupt is what the user sees
+            raise
 
     def lean_source(self, code: str) -> str | None:
         """Returns the source as IPython would transform it, "" if there is none, None if only

@@ -279,6 +279,20 @@ def test_interrupt(guest, stream, code):
     assert stream.run("1").text == "1"
 
 
+def test_an_interrupted_await_does_not_go_on_later(guest, stream):
+    stream.run("import asyncio")
+    stream.send(request(op="run", code="print('in')\nawait asyncio.sleep(1)\nwent_on = True"))
+    stream.frame()
+    time.sleep(0.2)
+    os.kill(guest.kernels[2000], signal.SIGINT)
+    answer = stream.answer()
+    assert answer.error["name"] == "KeyboardInterrupt" and not answer.stderr
+    count = answer.result["execution_count"]
+    assert stream.run("await asyncio.sleep(1.5)").result["execution_count"] == count + 1
+    later = stream.run("'went_on' in globals()")
+    assert later.text == "False" and later.result["execution_count"] == count + 2
+
+
 def test_interrupts_between_cells_are_ignored(guest, stream):
     for _ in range(5):
         os.kill(guest.kernels[2000], signal.SIGINT)
