@@ -52,7 +52,8 @@ class Repl:
     def close(self) -> int:
         """Ends the session by end-of-file; returns the exit code."""
         try:
-            os.write(self.master, b"\x04")
+            if self.process.poll() is None:
+                os.write(self.master, b"\x04")
             end = time.monotonic() + 20
             while self.process.poll() is None and time.monotonic() < end:
                 if select.select([self.master], [], [], 0.1)[0]:
@@ -63,6 +64,7 @@ class Repl:
             return self.process.wait(20)
         finally:
             os.close(self.master)
+            self.master = -1
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
@@ -71,9 +73,5 @@ class Repl:
         return self
 
     def __exit__(self, *_) -> None:
-        if self.process.poll() is None:
+        if self.master >= 0:
             self.close()
-        else:
-            os.close(self.master)
-
-

@@ -101,8 +101,11 @@ def test_repl_keeps_the_context_over_a_timeout(thawbox):
 
 
 def test_repl_goes_on_after_a_loop_in_c(thawbox):
-    """The context's process had to be killed: its variables are gone, which is told, and it goes on."""
-    with Repl(thawbox, "--timeout", "2") as repl:
+    """The context's process had to be killed: its variables are gone, which is told, and it goes on.
+
+    The spare that takes over has touched nothing yet: its first cell takes seconds on software KVM.
+    """
+    with Repl(thawbox, "--timeout", "15") as repl:
         repl.cell("kept = 41")
         shown = repl.cell(BUSY_IN_C)
         assert "Timeout" in shown and "restart" in shown.lower()

@@ -5,6 +5,12 @@
  */
 #include "core/err.h"
 
-#define err_set(err, code, ...) ((void)(err_set)(err, code, __VA_ARGS__), (code) < 0 ? (code) : -1)
-#define err_wrap(...)           ((void)(err_wrap)(__VA_ARGS__), -1)
-#define err_remedy(...)         ((void)(err_remedy)(__VA_ARGS__), -1)
+#define err_set(err, code, ...)                             \
+	({                                                  \
+		const int code_ = (code);                   \
+                                                            \
+		(void)(err_set)((err), code_, __VA_ARGS__); \
+		code_ < 0 ? code_ : -1;                     \
+	})
+#define err_wrap(...)   ((void)(err_wrap)(__VA_ARGS__), -1)
+#define err_remedy(...) ((void)(err_remedy)(__VA_ARGS__), -1)
