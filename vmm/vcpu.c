@@ -81,14 +81,15 @@ static void end_with_registers(struct vcpu *vcpu, enum vcpu_end why, const char 
 	end(vcpu, why, text);
 }
 
-/* There are no I/O ports in this machine: reads float high. */
+/* There are no I/O ports in this machine: reads float high, but for a keyboard controller that is ready. */
 static void on_io(struct vcpu *vcpu)
 {
 	struct kvm_run *run = vcpu->run;
 	uint8_t *data = (uint8_t *)run + run->io.data_offset;
 
 	if (run->io.direction == KVM_EXIT_IO_IN)
-		memset(data, 0xff, (size_t)run->io.size * run->io.count);
+		memset(data, run->io.port == PORT_8042 ? 0 : 0xff,
+		       (size_t)run->io.size * run->io.count);
 	else if (run->io.port == PORT_8042 && run->io.size == 1 && data[0] == PULSE_RESET)
 		end(vcpu, VCPU_END_REBOOT, "the guest asked for a reset (reboot, or a panic)");
 }

@@ -2,6 +2,7 @@
 #include "system.h"
 
 #include "agent.h"
+#include "user.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -153,6 +154,8 @@ void system_set_up(void)
 
 	if (sethostname(name, sizeof(name) - 1) < 0)
 		say("host name: %s", strerror(errno));
+	if (user_save_host_env("/run/environment") < 0) /* sudoers' env_file */
+		say("commands under sudo do not learn what the host's CPU keeps");
 	bring_loopback_up();
 	protect_self();
 }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <grp.h>
 #include <pwd.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,15 +129,30 @@ static char **flatten_env(json_t *all)
 }
 
 /* What the monitor says about the host's CPU, by way of the kernel's command line (docs/guest.md). */
+static const char *const host_env[] = { "GLIBC_TUNABLES", "NPY_DISABLE_CPU_FEATURES",
+	                                "OPENBLAS_CORETYPE", "OPENSSL_ia32cap",
+	                                "GNUTLS_CPUID_OVERRIDE" };
+#define NR_HOST_ENV (sizeof(host_env) / sizeof(host_env[0]))
+
 static void add_host_env(json_t *all)
 {
-	static const char *const names[] = { "GLIBC_TUNABLES", "NPY_DISABLE_CPU_FEATURES",
-		                             "OPENBLAS_CORETYPE", "OPENSSL_ia32cap",
-		                             "GNUTLS_CPUID_OVERRIDE" };
+	for (size_t i = 0; i < NR_HOST_ENV; i++)
+		if (getenv(host_env[i]))
+			json_object_set_new(all, host_env[i], json_string(getenv(host_env[i])));
+}
 
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-		if (getenv(names[i]))
-			json_object_set_new(all, names[i], json_string(getenv(names[i])));
+int user_save_host_env(const char *path)
+{
+	FILE *f = fopen(path, "we");
+	bool failed;
+
+	if (!f)
+		return -errno;
+	for (size_t i = 0; i < NR_HOST_ENV; i++)
+		if (getenv(host_env[i]))
+			fprintf(f, "%s=%s\n", host_env[i], getenv(host_env[i]));
+	failed = ferror(f) != 0;
+	return fclose(f) || failed ? -EIO : 0;
 }
 
 char **user_env(const struct user *u, json_t *common, json_t *own, const char **bad)

@@ -33,3 +33,9 @@ void user_group_name(const char *group, gid_t gid, char *out, size_t size);
  * a name is empty or has '='; `*bad` then names it (borrowed from the object).
  */
 char **user_env(const struct user *u, json_t *common, json_t *own, const char **bad);
+
+/*
+ * Writes those of this process's variables that speak of the host's CPU to the file `path`, for
+ * sudo, which cleans the environment. 0 or -errno.
+ */
+int user_save_host_env(const char *path);

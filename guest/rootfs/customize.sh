@@ -20,7 +20,7 @@ printf '[global]\nbreak-system-packages = true\nno-cache-dir = true\n' > "$root/
 
 # --- the user
 chroot "$root" useradd --create-home --uid 1000 --user-group --shell /bin/bash user
-printf 'user ALL=(ALL:ALL) NOPASSWD: ALL\nDefaults !lecture, !fqdn\n' > "$root/etc/sudoers.d/user"
+printf 'user ALL=(ALL:ALL) NOPASSWD: ALL\nDefaults !lecture, !fqdn, env_file=/run/environment\n' > "$root/etc/sudoers.d/user"
 chmod 0440 "$root/etc/sudoers.d/user"
 printf 'LANG=C.UTF-8\nLC_ALL=C.UTF-8\n' > "$root/etc/default/locale"
 

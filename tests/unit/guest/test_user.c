@@ -96,3 +96,19 @@ Test(user, env)
 	json_decref(common);
 	json_decref(own);
 }
+
+Test(user, host_env_for_sudo)
+{
+	char path[] = "/tmp/host-env-XXXXXX", text[256] = "";
+	int fd = mkstemp(path);
+
+	cr_assert_geq(fd, 0);
+	setenv("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2", 1);
+	setenv("UNRELATED", "1", 1);
+	cr_assert_eq(user_save_host_env(path), 0);
+	cr_assert_gt(read(fd, text, sizeof(text) - 1), 0);
+	cr_assert_str_eq(text, "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2\n");
+	cr_assert_eq(user_save_host_env("/nowhere/environment"), -ENOENT);
+	close(fd);
+	unlink(path);
+}

@@ -75,8 +75,9 @@ Test(vcpu, pause_and_run_many_times, .timeout = 60)
 
 Test(vcpu, reboot_by_the_keyboard_controller, .timeout = 30)
 {
-	/* mov $0xfe,%al; out %al,$0x64 */
-	const uint8_t code[] = { 0xb0, 0xfe, 0xe6, 0x64, 0xeb, 0xfe };
+	/* 1: in $0x64,%al; test $2,%al; jnz 1b; mov $0xfe,%al; out %al,$0x64 */
+	const uint8_t code[] = { 0xe4, 0x64, 0xa8, 0x02, 0x75, 0xfa,
+		                 0xb0, 0xfe, 0xe6, 0x64, 0xeb, 0xfe };
 	static struct tiny t;
 
 	tiny_open(&t, code, sizeof(code));
