@@ -55,6 +55,7 @@
 #define PIPE_BYTES   (256 << 10)
 #define FLUSH_NS     20000000 /* output waits at most this long while a cell runs */
 #define FREE_BELLS   16u      /* writes of the first cell that ring at once */
+#define ENV_SLOTS    1024u
 
 enum reg {
 	REG_MAGIC = 0x00,
@@ -889,6 +890,49 @@ static PyObject *py_wake(PyObject *self, PyObject *args)
 	return r;
 }
 
+/*
+ * As setenv(3), which also enters each value into a tree of all that it has seen: a new one turns
+ * nodes in pages that this process shares with its relatives. False: too many variables, or no memory.
+ */
+static bool put_env(const char *name, const char *value)
+{
+	static char *slots[ENV_SLOTS + 1];
+	size_t n = strlen(name), i = 0;
+	char *text;
+
+	if (environ != slots) {
+		for (size_t count = 0; environ && environ[count]; count++)
+			if (count == ENV_SLOTS)
+				return false;
+		for (; environ && environ[i]; i++)
+			slots[i] = environ[i];
+		slots[i] = NULL;
+		environ = slots;
+	}
+	for (i = 0; slots[i]; i++)
+		if (strncmp(slots[i], name, n) == 0 && slots[i][n] == '=')
+			break;
+	if (i == ENV_SLOTS || !(text = malloc(n + strlen(value) + 2)))
+		return false;
+	stpcpy(stpcpy(stpcpy(text, name), "="), value);
+	if (!slots[i])
+		slots[i + 1] = NULL;
+	slots[i] = text;
+	return true;
+}
+
+static PyObject *py_put_env(PyObject *self, PyObject *args)
+{
+	const char *name, *value;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "yy:put_env", &name, &value))
+		return NULL;
+	if (!put_env(name, value) && setenv(name, value, 1) < 0)
+		return PyErr_SetFromErrno(PyExc_OSError);
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_twist(PyObject *self, PyObject *args)
 {
 	enum { N = 624 };
@@ -1138,6 +1182,7 @@ static PyMethodDef methods[] = {
 	METHOD(park, METH_NOARGS),
 	METHOD(wake, METH_VARARGS),
 	METHOD(rehearse, METH_VARARGS),
+	METHOD(put_env, METH_VARARGS),
 	METHOD(twist, METH_VARARGS),
 	METHOD(rest, METH_VARARGS),
 	METHOD(now, METH_NOARGS),

@@ -52,6 +52,9 @@ def wake(n: int) -> tuple[bytes, bytes, bytes]:
 def rehearse(message: bytes | None, n: int) -> None:
     """Until called with None, the registers are plain memory and park() returns n with the message
     (a wake and a request) in the mailbox."""
+def put_env(name: bytes, value: bytes) -> None:
+    """As os.putenv(), without a write to pages of before the fork. Main thread, before any other.
+    Raises OSError."""
 def twist(state: int, key: bytes) -> None:
     """Seeds the MT19937 at this address, numpy's {u32 key[624]; int pos}, as numpy's own seed()
     does. len(key) a multiple of 4, not 0 (ValueError)."""

@@ -334,13 +334,13 @@ class Kernel:
     def take_name(self, about: bytes) -> None:
         """Sets the environment that came with the wake: JSON {"id", "hostname", "env"}."""
         wake = json.loads(about)
-        env = wake.get("env")
-        if wake.get("hostname"):
-            os.environ["HOSTNAME"] = wake["hostname"]
-        if wake.get("id"):
-            os.environ["THAWBOX_ID"] = wake["id"]
-        if env:
-            os.environ.update(env)
+        named = {"HOSTNAME": wake.get("hostname"), "THAWBOX_ID": wake.get("id")}
+        env = {name: value for name, value in named.items() if value}
+        env.update(wake.get("env") or {})
+        for name, value in env.items():
+            key, data = os.environ.encodekey(name), os.environ.encodevalue(value)
+            _thawbox.put_env(key, data)
+            os.environ._data[key] = data
 
     def rehearse(self, code: str) -> None:
         """Runs a first cell without a monitor, then forgets it: the code and the pages of the real

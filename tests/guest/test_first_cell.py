@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -41,7 +42,8 @@ def test_no_page_fault(start, code, bells):
     pid = park(guest)
     assert guest.bell.trace == [(PORT, 2000), (0x10, 0)]
     before = minor_faults(pid)
-    answer = guest.bell.thaw(run(code))
+    answer = guest.bell.thaw(run(code), hostname=f"tb-{os.urandom(6).hex()}", id=os.urandom(8).hex(),
+                             env={f"KEY_{os.urandom(4).hex()}": os.urandom(20).hex()})
     after = minor_faults(pid)
     assert answer.result["status"] == "ok" and answer.result["execution_count"] == 1
     assert [off for off, _ in guest.bell.trace] == bells
