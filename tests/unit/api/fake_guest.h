@@ -27,6 +27,9 @@ struct fake {
 	char last_op[32];
 	json_t *last_request;
 	pthread_t thread;
+	pthread_mutex_t lock; /* of nr_streams, whose threads use all of this */
+	pthread_cond_t ended;
+	unsigned nr_streams;
 };
 
 struct fake_stream {
@@ -226,15 +229,20 @@ static inline void fake_agent(struct fake_stream *s)
 static inline void *fake_serve(void *arg)
 {
 	struct fake_stream *s = arg;
+	struct fake *fake = s->fake;
 
 	if (s->port == 1024)
 		fake_agent(s);
 	else
 		fake_interpreter(s);
-	if (s->fake->kernel == s->fd)
-		s->fake->kernel = -1;
+	if (fake->kernel == s->fd)
+		fake->kernel = -1;
 	close(s->fd);
 	free(s);
+	pthread_mutex_lock(&fake->lock);
+	fake->nr_streams--;
+	pthread_cond_signal(&fake->ended);
+	pthread_mutex_unlock(&fake->lock);
 	return NULL;
 }
 
@@ -246,6 +254,9 @@ static inline void fake_connect(struct fake *fake, int fd, unsigned port)
 	*s = (struct fake_stream){ fake, fd, port };
 	if (port != 1024)
 		fake->port_asked = port;
+	pthread_mutex_lock(&fake->lock);
+	fake->nr_streams++;
+	pthread_mutex_unlock(&fake->lock);
 	if (pthread_create(&thread, NULL, fake_serve, s))
 		abort();
 	pthread_detach(thread);
@@ -299,7 +310,9 @@ static inline void fake_open(struct fake *fake, struct sandbox *sb)
 {
 	int sv[2];
 
-	*fake = (struct fake){ .kernel = -1 };
+	*fake = (struct fake){ .kernel = -1,
+		               .lock = PTHREAD_MUTEX_INITIALIZER,
+		               .ended = PTHREAD_COND_INITIALIZER };
 	sandbox_init(sb);
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv) || pipe(fake->interrupts))
 		abort();
@@ -324,6 +337,12 @@ static inline void fake_close(struct fake *fake, struct sandbox *sb)
 {
 	sandbox_close(sb);
 	pthread_join(fake->thread, NULL);
+	if (write(fake->interrupts[1], "end", 3) != 3) /* of a cell that hangs */
+		abort();
+	pthread_mutex_lock(&fake->lock);
+	while (fake->nr_streams)
+		pthread_cond_wait(&fake->ended, &fake->lock);
+	pthread_mutex_unlock(&fake->lock);
 	close(fake->control);
 	close(fake->interrupts[0]);
 	close(fake->interrupts[1]);
