@@ -195,6 +195,7 @@ static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 		                         .hostname = string_of(line, "hostname"),
 		                         .wake = wake,
 		                         .reseed = !json_is_false(json_object_get(line, "reseed")),
+		                         .hold = json_is_true(json_object_get(line, "hold")),
 		                         .first_fd = -1 };
 	struct vm *vm = &ctl->vm;
 	int ret;

@@ -279,6 +279,7 @@ int vm_thaw(struct vm *vm, const struct vm_thaw_config *config, struct err *err)
 		return err_set(err, -ENOMEM, "thaw: out of memory");
 	thaw->vm = vm;
 	thaw->config = config;
+	vm->hold = config->hold;
 	ret = snapshot_open(&snap, config->dir, err);
 	if (ret < 0) {
 		free(thaw);

@@ -158,8 +158,11 @@ static void bell_output(void *ctx, const struct iovec *iov, unsigned nr, bool do
 	struct vm *vm = ctx;
 
 	first_output(&vm->first, iov, nr, quitting, &vm->vcpu[0]);
-	if (done)
-		loop_post(&vm->loop, &vm->first_event);
+	if (!done)
+		return;
+	if (vm->hold)
+		vcpu_park_here(&vm->vcpu[0]);
+	loop_post(&vm->loop, &vm->first_event);
 }
 
 static void bell_power(void *ctx)

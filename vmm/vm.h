@@ -59,7 +59,8 @@ struct vm_thaw_config {
 	const char *wake;     /* JSON for the interpreter */
 	uint64_t age_ns;      /* tests: as if the snapshot were that much older */
 	bool reseed;          /* false, tests only: the random state stays the template's */
-	int first_fd;         /* the first stream, taken over; -1: none */
+	bool hold;    /* the guest stands still when its first cell is done, until vm_resume() */
+	int first_fd; /* the first stream, taken over; -1: none */
 };
 
 /* CLOCK_MONOTONIC at the end of each part of a thaw, ns. */
@@ -104,6 +105,7 @@ struct vm {
 	enum vcpu_end end; /* written once, before ended_event is posted */
 	char end_detail[1024];
 	bool running;
+	bool hold;                      /* of its vm_thaw_config */
 	int vm_stats_fd, vcpu_stats_fd; /* owned; -1 until they are asked for */
 };
 

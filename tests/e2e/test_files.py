@@ -13,7 +13,7 @@ def test_64_mib_in_and_out(thawbox, tmp_path):
     (tmp_path / "in.bin").write_bytes(data)
     code = "import hashlib; print(hashlib.sha256(open('in.bin', 'rb').read()).hexdigest())"
     done = thawbox("run", "--put", str(tmp_path / "in.bin"), "--get", f"in.bin:{tmp_path / 'out.bin'}", "-c", code,
-                   timeout=300)
+                   timeout=900)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().strip() == hashlib.sha256(data).hexdigest()
     assert (tmp_path / "out.bin").read_bytes() == data
