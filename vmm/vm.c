@@ -30,8 +30,8 @@
 	"NPY_DISABLE_CPU_FEATURES=AVX,F16C,FMA3,AVX2"
 /* numpy warns of names that the CPU does not have. */
 #define ENVIRONMENT_AVX512 ",AVX512F,AVX512CD,AVX512_SKX"
-#define CMDLINE_PVM                                                                              \
-	" noxsave clearcpuid=popcnt,cx16,smap,fsgsbase,rdpid,erms,fsrm,rep_good no_timer_check " \
+#define CMDLINE_PVM                                                                     \
+	" noxsave clearcpuid=popcnt,cx16,smap,fsgsbase,rdpid,erms,fsrm no_timer_check " \
 	"lpj=1000000 nokaslr rodata=off tick_stretch=5" ENVIRONMENT_PVM
 
 static void send_msi(void *ctx, uint64_t address, uint32_t data)

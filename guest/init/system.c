@@ -148,6 +148,21 @@ static void protect_self(void)
 		say("not scheduled ahead of users: %s", strerror(errno));
 }
 
+/*
+ * Memory grows by 16 pages a fault: on software KVM, where a fault costs 2 ms and clearing a page 0.5,
+ * touching new memory takes a quarter of the time. Kernels without it are only slower.
+ */
+static void grow_in_large_steps(void)
+{
+	int fd = open("/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled",
+	              O_WRONLY | O_CLOEXEC);
+
+	if (fd < 0 || write(fd, "always", 6) != 6)
+		say("memory grows page by page");
+	if (fd >= 0)
+		close(fd);
+}
+
 void system_set_up(void)
 {
 	static const char name[] = "thawbox";
@@ -157,6 +172,7 @@ void system_set_up(void)
 	if (user_save_host_env("/run/environment") < 0) /* sudoers' env_file */
 		say("commands under sudo do not learn what the host's CPU keeps");
 	bring_loopback_up();
+	grow_in_large_steps();
 	protect_self();
 }
 

@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 MEMORY_MIB = 128
 NS = 1_000_000_000
 DELTA_NS = 1234567 * NS + 987_654_321  # two weeks and a fraction that carries
-SOFTWARE_KVM = ("noxsave clearcpuid=popcnt,cx16,smap,fsgsbase,rdpid,erms,fsrm,rep_good "
+SOFTWARE_KVM = ("noxsave clearcpuid=popcnt,cx16,smap,fsgsbase,rdpid,erms,fsrm "
                 "no_timer_check lpj=1000000 rodata=off tick_stretch=5")
 COMMON = "quiet rdinit=/init"
 
