@@ -421,6 +421,8 @@ int bake_run(const struct bake_plan *plan, const struct bake_opts *opts, struct 
 	int rc = open_bake(&bake, err);
 
 	*result = (struct bake_result){ 0 };
+	if (!rc)
+		template_sweep(bake.path); /* what killed builds left */
 	result->current = !rc && !opts->force && is_current(&bake, result);
 	if (!rc && !result->current)
 		rc = bake_all(&bake, result, err);

@@ -327,8 +327,8 @@ static int act(struct run *run, enum deadline_act what, struct err *err)
 /* The first interrupt is for the cell, the next for the context, the third for the machine. */
 static int on_user_interrupt(struct run *run, struct err *err)
 {
-	if (run->sink->interrupted)
-		run->sink->interrupted(run->sink->ctx);
+	if (run->sink->interrupted && !run->sink->interrupted(run->sink->ctx))
+		run->user_interrupts = 2;
 	switch (run->user_interrupts++) {
 	case 0:
 		return ask_agent(run, ASK_INTERRUPT, err);

@@ -22,8 +22,8 @@ struct cell {
 struct cell_sink {
 	void (*output)(void *ctx, enum frame_type type, const void *data, size_t len);
 	void (*display)(void *ctx, json_t *display); /* borrowed; the object of a DISPLAY frame */
-	/* Called when intr_fd is readable and keep_on_intr is set: takes the signal from it. */
-	void (*interrupted)(void *ctx);
+	/* Called when intr_fd is readable and keep_on_intr is set: takes the signal from it. False: the machine ends. */
+	bool (*interrupted)(void *ctx);
 	void *ctx;
 };
 

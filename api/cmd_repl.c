@@ -19,6 +19,7 @@
 
 #define HISTORY_LINES 2000
 #define CTRL_C        '\003'
+#define CTRL_D        '\004'
 
 static const char help[] = "The context lives as long as the prompt: variables, imports, files. "
 			   "Ctrl-C interrupts the cell\n"
@@ -48,7 +49,8 @@ struct repl {
 	char prompt[32];
 	long long count; /* of the next cell */
 	bool interactive;
-	bool cancelled; /* Ctrl-C at the prompt */
+	bool cancelled;   /* Ctrl-C at the prompt */
+	bool told_to_end; /* by SIGTERM or SIGHUP while a cell ran */
 };
 
 /* --- the line editor --------------------------------------------------------------------------- */
@@ -91,6 +93,8 @@ static int get_char(EditLine *el, wchar_t *c)
 		n = read(0, &byte, 1);
 		if (n <= 0)
 			return (int)n;
+		if (byte == '\0') /* a Ctrl-D typed while the terminal was not yet the editor's */
+			byte = CTRL_D;
 		if (mbrtowc(c, &byte, 1, &state) != (size_t)-2)
 			return 1;
 	}
@@ -240,11 +244,12 @@ static void on_output(void *ctx, enum frame_type type, const void *data, size_t 
 	show_output(&((struct repl *)ctx)->show, type, data, len);
 }
 
-static void on_interrupt(void *ctx)
+static bool on_interrupt(void *ctx)
 {
-	(void)ctx;
-	if (cmd_intr_take() != SIGINT)
-		exit(EXIT_INTERRUPTED); /* told to end: the sandbox goes with this process */
+	struct repl *r = ctx;
+
+	r->told_to_end = cmd_intr_take() != SIGINT;
+	return !r->told_to_end;
 }
 
 /* Runs what has been typed. -1: go on, else the exit code. */
@@ -265,6 +270,8 @@ static int run_cell(struct repl *r)
 	r->show.prompt = r->interactive ? out_prompt : NULL;
 	rc = cell_run(&r->session.sb, &r->cell, &sink, &result, &err);
 	input_clear(&r->input);
+	if (r->told_to_end)
+		return EXIT_INTERRUPTED;
 	if (rc == -EINVAL)
 		return cmd_fail(-1, &err);
 	if (rc)

@@ -65,9 +65,11 @@ def test_interrupted_run(thawbox):
 
 
 def tree(home: Path) -> dict[str, int]:
-    """Templates as users see them: name and inode of each file, and where `current` points."""
+    """Templates: name and inode of each file but the lock's, and where `current` points."""
     found = {}
     for path in (home / "templates").rglob("*"):
+        if path.name == ".lock":
+            continue
         found[str(path)] = os.readlink(path) if path.is_symlink() else path.stat().st_ino
     return found
 

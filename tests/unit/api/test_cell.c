@@ -28,11 +28,12 @@ static void on_display(void *ctx, json_t *display)
 		json_string_value(json_object_get(json_object_get(display, "data"), "text/plain")));
 }
 
-static void on_interrupt(void *ctx)
+static bool on_interrupt(void *ctx)
 {
 	char byte;
 
 	cr_assert_eq(read(((struct seen *)ctx)->intr_fd, &byte, 1), 1);
+	return byte == 'c';
 }
 
 /* Runs `code` with a deadline of `timeout_ms`. */
@@ -216,6 +217,26 @@ Test(cell, users_interrupt_is_for_the_cell_and_the_second_for_the_context, .time
 	cr_assert_eq(r.end, CELL_KERNEL_DIED);
 	cr_assert_eq(fake.kills, 1);
 	cell_result_free(&r);
+	fake_close(&fake, &sb);
+	close(intr[0]);
+	close(intr[1]);
+}
+
+Test(cell, signal_to_end_ends_the_machine, .timeout = 20)
+{
+	struct fake fake;
+	struct sandbox sb;
+	struct seen seen = { 0 };
+	struct cell_result r;
+	struct err err = { 0 };
+	int intr[2];
+
+	fake_open(&fake, &sb);
+	cr_assert_eq(pipe(intr), 0);
+	sb.intr_fd = seen.intr_fd = intr[0];
+	cr_assert_eq(write(intr[1], "t", 1), 1);
+	cr_assert_lt(run(&sb, "hang", 0, &seen, &r, &err), 0);
+	cr_assert_eq(fake.nr_interrupts, 0);
 	fake_close(&fake, &sb);
 	close(intr[0]);
 	close(intr[1]);
