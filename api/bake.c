@@ -200,11 +200,12 @@ static double wall_clock(void)
 }
 
 /* A thaw of the new snapshot with `code` as its first cell. The sandbox stays open in bake->sb. */
-static int trial_run(struct bake *bake, const char *code, struct trial *trial, struct err *err)
+static int trial_run(struct bake *bake, const char *code, bool record, struct trial *trial,
+                     struct err *err)
 {
 	struct sandbox_spec spec = { .verbose = bake->opts->verbose,
 		                     .intr_fd = bake->opts->intr_fd };
-	struct thaw_spec thaw = { .dir = bake->snap, .overlay_dir = bake->tmp };
+	struct thaw_spec thaw = { .dir = bake->snap, .overlay_dir = bake->tmp, .record = record };
 	struct cell cell = { .code = code,
 		             .code_len = strlen(code),
 		             .max_output = 4096,
@@ -241,7 +242,7 @@ static void trial_end(struct bake *bake, struct trial *trial)
 static int record_workset(struct bake *bake, struct err *err)
 {
 	struct trial trial;
-	int rc = trial_run(bake, "1+1", &trial, err);
+	int rc = trial_run(bake, "1+1", true, &trial, err);
 
 	rc = rc ? rc
 	        : sandbox_call(&bake->sb,
@@ -271,7 +272,7 @@ static int prove_once(struct bake *bake, char random[33], struct bake_result *re
 	struct trial trial;
 	double guest_s;
 	char line[128] = "";
-	int rc = trial_run(bake, prove_code, &trial, err);
+	int rc = trial_run(bake, prove_code, false, &trial, err);
 
 	if (!rc && trial.out.len < sizeof(line)) {
 		memcpy(line, trial.out.p, trial.out.len);

@@ -402,6 +402,8 @@ static json_t *thaw_line(const struct thaw_spec *thaw)
 		json_object_set_new(line, "vsock", json_string(thaw->vsock));
 	if (thaw->overlay_dir)
 		json_object_set_new(line, "overlay_dir", json_string(thaw->overlay_dir));
+	if (thaw->record)
+		json_object_set_new(line, "record", json_true());
 	if (thaw->no_reseed)
 		json_object_set_new(line, "reseed", json_false());
 	if (thaw->age_s > 0)

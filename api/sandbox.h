@@ -71,6 +71,7 @@ struct thaw_spec {
 	const char *id;       /* NULL: a random one */
 	const char *vsock;    /* path of the Unix socket for vsock, or NULL */
 	const json_t *env;    /* borrowed object of strings, or NULL */
+	bool record;          /* the monitor will be asked for the working set of the first cell */
 	bool no_reseed;       /* tests only: keep the template's random state */
 	double age_s;         /* tests only: take the snapshot for that much older, seconds */
 };

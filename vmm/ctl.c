@@ -195,6 +195,7 @@ static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 		                         .hostname = string_of(line, "hostname"),
 		                         .wake = wake,
 		                         .reseed = !json_is_false(json_object_get(line, "reseed")),
+		                         .record = json_is_true(json_object_get(line, "record")),
 		                         .hold = json_is_true(json_object_get(line, "hold")),
 		                         .first_fd = -1 };
 	struct vm *vm = &ctl->vm;
@@ -273,8 +274,7 @@ static int workset(struct ctl *ctl, const json_t *line, struct err *err)
 
 	if (!dir)
 		return err_set(err, -EINVAL, "workset: dir is missing");
-	vm_pause(&ctl->vm);
-	ret = pagein_record(&ctl->vm.mem, dir, ctl->vm.snapshot_id, err);
+	ret = vm_record(&ctl->vm, dir, err);
 	if (ret == 0)
 		say(ctl, json_pack("{s:b}", "ok", 1));
 	return ret;

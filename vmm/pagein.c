@@ -2,6 +2,7 @@
 #include "vmm/pagein.h"
 
 #include "core/own.h"
+#include "vmm/guestpages.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +15,8 @@
 #define MAX_RUNS (1u << 20)
 #define FILE_MAX (64u << 20)
 #define BATCH    512u /* pagemap entries read at once */
+#define TAKE     4u   /* runs that a thread takes at once */
+#define PROBES   16u  /* pages that tell whether the cache is cold */
 
 /* Documentation/admin-guide/mm/pagemap.rst */
 #define PM_PRESENT (1ull << 63)
@@ -23,27 +26,81 @@
 	A(1, uint8_t, id, SNAPSHOT_ID_LEN)  \
 	F(1, uint32_t, nr_runs)             \
 	F(1, uint32_t, written) /* pages */ \
-	F(1, uint32_t, read)
+	F(1, uint32_t, read)                \
+	F(2, uint32_t, near)
 STATE_STRUCT(pagein_head, PAGEIN_HEAD);
 static STATE_DESC(pagein_head, PAGEIN_HEAD, "WSET", 1, NULL);
 
-struct run {
-	uint64_t gpa; /* bytes */
-	uint32_t nr_pages;
-	uint32_t class; /* enum pagein_class */
-};
-
 struct recording {
-	struct run *runs;
+	const struct gmem *mem;
+	uint8_t *use; /* of each page: enum use */
+	struct pagein_run *runs;
 	size_t nr, cap;
 	struct pagein_head head;
 };
 
+enum use { UNUSED, TABLE, USED_READ, USED_NEAR, USED_WRITTEN };
+
+int pagein_watch(const struct gmem *mem, uint64_t cr3)
+{
+	return guestpages_forget(mem, cr3);
+}
+
+/* Its place in the snapshot's memory file, in pages; false outside of memory. */
+static bool page_number(const struct gmem *mem, uint64_t addr, uint64_t *page)
+{
+	for (unsigned i = 0; i < mem->nr_regions; i++) {
+		const struct gmem_region *r = &mem->region[i];
+
+		if (addr >= r->gpa && addr - r->gpa < r->len) {
+			*page = (r->file_off + addr - r->gpa) / GMEM_PAGE;
+			return true;
+		}
+	}
+	return false;
+}
+
+static void on_table(void *ctx, uint64_t addr)
+{
+	struct recording *rec = ctx;
+	uint64_t page;
+
+	if (page_number(rec->mem, addr, &page))
+		rec->use[page] = TABLE; /* written by pagein_watch(), or for its sake */
+}
+
+static void on_page(void *ctx, uint64_t addr, bool accessed, bool writable)
+{
+	struct recording *rec = ctx;
+	uint64_t page;
+
+	if (accessed && page_number(rec->mem, addr, &page) && rec->use[page] == UNUSED)
+		rec->use[page] = writable ? USED_NEAR : USED_READ;
+}
+
+/* Marks the pages of a region that this process has of its own. */
+static int find_written(struct recording *rec, int pagemap, const struct gmem_region *r)
+{
+	uint64_t entry[BATCH];
+	uint8_t *use = rec->use + r->file_off / GMEM_PAGE;
+
+	for (uint64_t page = 0, nr = r->len / GMEM_PAGE; page < nr;) {
+		uint64_t first = (uintptr_t)r->hva / GMEM_PAGE + page;
+		ssize_t n = pread(pagemap, entry, sizeof(entry), (off_t)(first * sizeof(entry[0])));
+
+		if (n < (ssize_t)sizeof(entry[0]))
+			return n < 0 ? -errno : -EIO;
+		for (size_t i = 0; i < (size_t)n / sizeof(entry[0]) && page < nr; i++, page++)
+			if ((entry[i] & PM_PRESENT) && !(entry[i] & PM_FILE) && use[page] != TABLE)
+				use[page] = USED_WRITTEN;
+	}
+	return 0;
+}
+
 static int add_page(struct recording *rec, uint64_t addr, enum pagein_class class)
 {
-	struct run *last = rec->nr ? &rec->runs[rec->nr - 1] : NULL;
+	struct pagein_run *last = rec->nr ? &rec->runs[rec->nr - 1] : NULL;
 
-	*(class == PAGEIN_WRITTEN ? &rec->head.written : &rec->head.read) += 1;
 	if (last && last->class == class &&
 	    last->gpa + (uint64_t)last->nr_pages * GMEM_PAGE == addr) {
 		last->nr_pages++;
@@ -51,39 +108,57 @@ static int add_page(struct recording *rec, uint64_t addr, enum pagein_class clas
 	}
 	if (rec->nr == rec->cap) {
 		size_t cap = rec->cap ? rec->cap * 2 : 1024;
-		struct run *grown = realloc(rec->runs, cap * sizeof(*grown));
+		struct pagein_run *grown = realloc(rec->runs, cap * sizeof(*grown));
 
 		if (!grown)
 			return -ENOMEM;
 		rec->runs = grown;
 		rec->cap = cap;
 	}
-	rec->runs[rec->nr++] = (struct run){ .gpa = addr, .nr_pages = 1, .class = class };
+	rec->runs[rec->nr++] = (struct pagein_run){ .gpa = addr, .nr_pages = 1, .class = class };
 	return 0;
 }
 
-static int record_region(struct recording *rec, int pagemap, const struct gmem_region *r)
+static int add_region(struct recording *rec, const struct gmem_region *r)
 {
-	uint64_t entry[BATCH];
+	const uint8_t *use = rec->use + r->file_off / GMEM_PAGE;
 	int ret = 0;
 
-	for (uint64_t off = 0; off < r->len;) {
-		uint64_t first = ((uintptr_t)r->hva + off) / GMEM_PAGE;
-		ssize_t n = pread(pagemap, entry, sizeof(entry), (off_t)(first * sizeof(entry[0])));
+	for (uint64_t page = 0; ret == 0 && page < r->len / GMEM_PAGE; page++) {
+		uint64_t addr = r->gpa + page * GMEM_PAGE;
 
-		if (n < (ssize_t)sizeof(entry[0]))
-			return n < 0 ? -errno : -EIO;
-		for (size_t i = 0; i < (size_t)n / sizeof(entry[0]) && off < r->len;
-		     i++, off += GMEM_PAGE) {
-			if (!(entry[i] & PM_PRESENT))
-				continue;
-			ret = add_page(rec, r->gpa + off,
-			               entry[i] & PM_FILE ? PAGEIN_READ : PAGEIN_WRITTEN);
-			if (ret < 0)
-				return ret;
+		if (use[page] == USED_WRITTEN) {
+			rec->head.written++;
+			ret = add_page(rec, addr, PAGEIN_WRITTEN);
+		} else if (use[page] == USED_NEAR) {
+			rec->head.near++;
+			ret = add_page(rec, addr, PAGEIN_NEAR);
+		} else if (use[page] == USED_READ) {
+			rec->head.read++;
+			ret = add_page(rec, addr, PAGEIN_READ);
 		}
 	}
-	return 0;
+	return ret;
+}
+
+static int gather(struct recording *rec, uint64_t cr3)
+{
+	const struct guestpages_visit visit = { on_table, on_page, rec };
+	own_fd int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	int ret = pagemap < 0 ? -errno : 0;
+
+	rec->use = calloc(rec->mem->size / GMEM_PAGE, 1);
+	if (!rec->use)
+		return -ENOMEM;
+	if (ret == 0 && cr3)
+		ret = guestpages_walk(rec->mem, cr3, &visit);
+	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
+		ret = find_written(rec, pagemap, &rec->mem->region[i]);
+	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
+		ret = add_region(rec, &rec->mem->region[i]);
+	if (ret == 0 && (rec->nr == 0 || rec->nr > MAX_RUNS))
+		ret = -ENODATA;
+	return ret;
 }
 
 /* A whole new file takes the old one's name. */
@@ -106,26 +181,22 @@ static int replace_file(int dir_fd, const char *name, const struct state_buf *bu
 	return ret;
 }
 
-int pagein_record(const struct gmem *mem, const char *dir, const uint8_t id[SNAPSHOT_ID_LEN],
-                  struct err *err)
+int pagein_record(const struct gmem *mem, uint64_t cr3, const char *dir,
+                  const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
 	own_fd int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	own_fd int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	struct recording rec = { 0 };
+	struct recording rec = { .mem = mem };
 	struct state_buf buf = { 0 };
-	int ret = dir_fd < 0 || pagemap < 0 ? -errno : 0;
+	int ret = dir_fd < 0 ? -errno : gather(&rec, cr3);
 
 	memcpy(rec.head.id, id, SNAPSHOT_ID_LEN);
-	for (unsigned i = 0; ret == 0 && i < mem->nr_regions; i++)
-		ret = record_region(&rec, pagemap, &mem->region[i]);
-	if (ret == 0 && (rec.nr == 0 || rec.nr > MAX_RUNS))
-		ret = -ENODATA;
 	if (ret == 0) {
 		rec.head.nr_runs = (uint32_t)rec.nr;
 		state_put(&buf, pagein_head_desc(), 0, &rec.head);
 		state_put_raw(&buf, "RUNS", 0, rec.runs, rec.nr * sizeof(rec.runs[0]));
 		ret = buf.err ? buf.err : replace_file(dir_fd, "workset", &buf);
 	}
+	free(rec.use);
 	free(rec.runs);
 	state_buf_free(&buf);
 	return ret < 0 ? err_set(err, ret, "%s/workset: %s", dir, strerror(-ret)) : 0;
@@ -149,29 +220,22 @@ static int read_workset(int fd, struct state_buf *buf, struct err *err)
 	return 0;
 }
 
-static int populate(const struct gmem *mem, const struct run *run, struct pagein_stats *stats,
-                    struct err *err)
+static int run_iov(const struct gmem *mem, const struct pagein_run *run, struct iovec *iov)
 {
-	struct gview view;
-	struct iovec iov;
 	size_t len = (size_t)run->nr_pages * GMEM_PAGE;
+	struct gview view;
 
-	if (run->gpa % GMEM_PAGE || run->nr_pages == 0 ||
-	    gmem_view(mem, gpa(run->gpa), len, &view) < 0 || gview_iov(&view, 0, len, &iov) < 0)
-		return err_set(err, -EBADMSG, "workset: a run outside the guest's memory");
-	if (run->class != PAGEIN_WRITTEN)
-		return 0;
-	if (madvise(iov.iov_base, iov.iov_len, MADV_POPULATE_WRITE) < 0)
-		return err_set(err, -errno, "workset: populate: %s", strerror(errno));
-	stats->populated += run->nr_pages;
-	return 0;
+	if (run->gpa % GMEM_PAGE || run->nr_pages == 0 || run->class > PAGEIN_NEAR ||
+	    gmem_view(mem, gpa(run->gpa), len, &view) < 0)
+		return -EBADMSG;
+	return gview_iov(&view, 0, len, iov);
 }
 
-static int apply(const struct gmem *mem, struct state_buf *buf, const uint8_t id[SNAPSHOT_ID_LEN],
-                 struct pagein_stats *stats, struct err *err)
+static int parse(struct pagein *set, const struct gmem *mem, struct state_buf *buf,
+                 const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
 	struct pagein_head head = { 0 };
-	own_free struct run *runs = NULL;
+	struct iovec iov;
 	int ret = state_get(buf, pagein_head_desc(), 0, &head, err);
 
 	if (ret < 0)
@@ -180,30 +244,83 @@ static int apply(const struct gmem *mem, struct state_buf *buf, const uint8_t id
 		return err_set(err, -EBADMSG, "workset: of another snapshot than `state`");
 	if (head.nr_runs == 0 || head.nr_runs > MAX_RUNS)
 		return err_set(err, -EBADMSG, "workset: %u runs are not possible", head.nr_runs);
-	runs = calloc(head.nr_runs, sizeof(*runs));
-	if (!runs)
+	set->runs = calloc(head.nr_runs, sizeof(*set->runs));
+	if (!set->runs)
 		return err_set(err, -ENOMEM, "workset: out of memory");
-	ret = state_get_raw(buf, "RUNS", 0, runs, head.nr_runs * sizeof(*runs), err);
-	stats->written = head.written;
-	stats->read = head.read;
+	ret = state_get_raw(buf, "RUNS", 0, set->runs, head.nr_runs * sizeof(*set->runs), err);
 	for (uint32_t i = 0; ret == 0 && i < head.nr_runs; i++)
-		ret = populate(mem, &runs[i], stats, err);
-	return ret;
+		if (run_iov(mem, &set->runs[i], &iov) < 0)
+			ret = err_set(err, -EBADMSG, "workset: a run outside the guest's memory");
+	if (ret < 0)
+		return ret;
+	set->nr_runs = head.nr_runs;
+	set->written = head.written;
+	set->near = head.near;
+	set->read = head.read;
+	return 0;
 }
 
-int pagein_apply(const struct gmem *mem, int dir_fd, const uint8_t id[SNAPSHOT_ID_LEN],
-                 struct pagein_stats *stats, struct err *err)
+/* Looks at some pages: asking for all would cost a hot thaw more than it could gain. */
+static bool is_cold(const struct pagein *set, const struct gmem *mem)
+{
+	uint32_t step = set->nr_runs / PROBES + 1;
+	unsigned char resident;
+	struct iovec iov;
+
+	for (uint32_t i = 0; i < set->nr_runs; i += step)
+		if (run_iov(mem, &set->runs[i], &iov) == 0 &&
+		    mincore(iov.iov_base, GMEM_PAGE, &resident) == 0 && !(resident & 1))
+			return true;
+	return false;
+}
+
+int pagein_open(struct pagein *set, const struct gmem *mem, int dir_fd,
+                const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
 	own_fd int fd = openat(dir_fd, "workset", O_RDONLY | O_CLOEXEC);
 	struct state_buf buf = { 0 };
+	struct iovec iov;
 	int ret;
 
-	*stats = (struct pagein_stats){ 0 };
+	*set = (struct pagein){ 0 };
 	if (fd < 0)
 		return errno == ENOENT ? 0 : err_set(err, -errno, "workset: %s", strerror(errno));
 	ret = read_workset(fd, &buf, err);
 	if (ret == 0)
-		ret = apply(mem, &buf, id, stats, err);
+		ret = parse(set, mem, &buf, id, err);
 	state_buf_free(&buf);
-	return ret;
+	if (ret < 0)
+		return ret;
+	set->cold = is_cold(set, mem);
+	for (uint32_t i = 0; set->cold && i < set->nr_runs; i++)
+		if (run_iov(mem, &set->runs[i], &iov) == 0)
+			(void)madvise(iov.iov_base, iov.iov_len, MADV_WILLNEED);
+	return 0;
+}
+
+int pagein_populate(struct pagein *set, const struct gmem *mem, struct err *err)
+{
+	struct iovec iov;
+	uint32_t from;
+
+	while ((from = atomic_fetch_add(&set->next, TAKE)) < set->nr_runs) {
+		for (uint32_t i = from; i < from + TAKE && i < set->nr_runs; i++) {
+			const struct pagein_run *run = &set->runs[i];
+
+			if (run->class == PAGEIN_READ || run_iov(mem, run, &iov) < 0)
+				continue;
+			if (madvise(iov.iov_base, iov.iov_len, MADV_POPULATE_WRITE) < 0)
+				return err_set(err, -errno, "workset: populate: %s",
+				               strerror(errno));
+			atomic_fetch_add(&set->populated, run->nr_pages);
+		}
+	}
+	return 0;
+}
+
+void pagein_close(struct pagein *set)
+{
+	free(set->runs);
+	set->runs = NULL;
+	set->nr_runs = 0;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The working set of the first request (a snapshot's `workset` part): which pages of guest memory it
- * wrote and which it only read, in runs. At a thaw the written pages are made private in bulk before
- * the guest runs; the others are left to the page cache.
+ * The working set of the first request (a snapshot's `workset` part), in runs of pages. At a thaw those
+ * that the request wrote are made private in bulk before the guest runs, and with them those that it only
+ * read but has mapped for writing: KVM maps neighbours ahead of a fault only where the host may write.
+ * All others are left to the page cache; if the files are not in it, reading begins for all at once.
  */
 #ifndef VMM_PAGEIN_H
 #define VMM_PAGEIN_H
@@ -11,25 +12,47 @@
 #include "core/gmem.h"
 #include "vmm/snapshot.h"
 
-enum pagein_class { PAGEIN_READ, PAGEIN_WRITTEN };
+#include <stdatomic.h>
+
+enum pagein_class { PAGEIN_READ, PAGEIN_WRITTEN, PAGEIN_NEAR };
+
+/* A thaw whose working set will be recorded: forgets what the guest's user space has used. 0 or -errno. */
+NODISCARD int pagein_watch(const struct gmem *mem, uint64_t cr3);
 
 /*
- * Writes the pages that this process has touched of `mem` (a private mapping of the snapshot's memory)
- * as `dir`'s working set, replacing the one there. The vCPU is parked. Blocking, cold path.
+ * Writes the pages used since the thaw as `dir`'s working set, replacing the one there. `mem` is a private
+ * mapping of the snapshot's memory; `cr3` names the page tables that pagein_watch() was given, 0: it was
+ * not, and only written pages are known. The vCPU is parked. Blocking, cold path.
  */
-NODISCARD int pagein_record(const struct gmem *mem, const char *dir,
+NODISCARD int pagein_record(const struct gmem *mem, uint64_t cr3, const char *dir,
                             const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
 
-struct pagein_stats {
-	uint32_t written, read; /* pages in the working set */
-	uint32_t populated;
+struct pagein_run {
+	uint64_t gpa; /* bytes */
+	uint32_t nr_pages;
+	uint32_t class; /* enum pagein_class */
+};
+
+struct pagein {
+	struct pagein_run *runs; /* owned */
+	uint32_t nr_runs;
+	uint32_t written, near, read; /* pages in the working set */
+	atomic_uint next;             /* run to take */
+	atomic_uint populated;        /* pages */
+	bool cold;                    /* the files were not in the page cache */
 };
 
 /*
- * Makes the written pages present and private. A snapshot without a working set is slower, not wrong;
- * a damaged one is an error. Any thread that has `mem` to itself.
+ * Reads the working set of the snapshot in `dir_fd`, all of it inside `mem`. A snapshot without one is slower,
+ * not wrong (0, no runs); a damaged one is an error. Begins to read what is not in the page cache.
  */
-NODISCARD int pagein_apply(const struct gmem *mem, int dir_fd, const uint8_t id[SNAPSHOT_ID_LEN],
-                           struct pagein_stats *stats, struct err *err);
+NODISCARD int pagein_open(struct pagein *set, const struct gmem *mem, int dir_fd,
+                          const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
+
+/* Makes pages present and private until none is left to take. Any number of threads at once. */
+NODISCARD int pagein_populate(struct pagein *set, const struct gmem *mem, struct err *err);
+
+/* Frees the runs; the counts stay. Safe on a zeroed object. */
+void pagein_close(struct pagein *set);
 
 #endif

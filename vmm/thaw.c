@@ -20,6 +20,9 @@
 #define NS_PER_SEC 1000000000ull
 #define RFLAGS_IF  0x200ull
 #define NS_PER_MS  1000000ull
+#define CR4_PAE    (1ull << 5)
+#define CR4_LA57   (1ull << 12)
+#define EFER_LMA   (1ull << 10)
 
 struct wake_head {
 	uint32_t magic, wake_len;
@@ -36,6 +39,7 @@ struct thaw {
 	uint8_t entropy[64]; /* for the interpreter's own generators */
 	bool known;          /* the kernel's memory can be written */
 	sem_t has_slots;     /* posted when KVM has been given the memory, or will not be */
+	sem_t has_pages;     /* posted when the working set has been read, or could not be */
 };
 
 /* The saved TSC as it would be had the host run on for `age_ns` since. */
@@ -66,9 +70,8 @@ static int replace_kernel_state(struct thaw *thaw, struct err *err)
 }
 
 /* On the vCPU's thread: everything of KVM, in the order of docs/snapshot.md. */
-static int make_vm(void *ctx, struct err *err)
+static int load_vm(struct thaw *thaw, struct err *err)
 {
-	struct thaw *thaw = ctx;
 	struct vm *vm = thaw->vm;
 	struct kvm_clock_data clock = { .clock = thaw->cpus.kvmclock_ns };
 	int ret = kvm_vm_open(&vm->kvm, &vm->mem, err);
@@ -96,6 +99,22 @@ static int make_vm(void *ctx, struct err *err)
 	}
 	vm->timing.state = clock_mono_ns();
 	return 0;
+}
+
+static void wait_for(sem_t *sem)
+{
+	while (sem_wait(sem) < 0)
+		; /* a signal */
+}
+
+/* The vCPU's thread: its own work, then a share of the other's. */
+static int make_vm(void *ctx, struct err *err)
+{
+	struct thaw *thaw = ctx;
+	int ret = load_vm(thaw, err);
+
+	wait_for(&thaw->has_pages);
+	return ret < 0 ? ret : pagein_populate(&thaw->vm->pagein, &thaw->vm->mem, err);
 }
 
 /* The wake, and the first request behind it; returns what the interpreter's read shall answer. */
@@ -193,6 +212,22 @@ static int prepare_wake(struct thaw *thaw, struct err *err)
 	return 0;
 }
 
+/* A thaw that is recorded begins without a working set: what is populated would count as written. */
+static int open_pages(struct thaw *thaw, const struct snapshot *snap, struct err *err)
+{
+	const struct kvm_sregs *sregs = &thaw->cpus.cpu[0].sregs;
+	struct vm *vm = thaw->vm;
+	int ret;
+
+	if (!thaw->config->record)
+		return pagein_open(&vm->pagein, &vm->mem, snap->dir_fd, vm->snapshot_id, err);
+	if (!(sregs->cr4 & CR4_PAE) || !(sregs->efer & EFER_LMA) || (sregs->cr4 & CR4_LA57))
+		return 0;
+	vm->watched_cr3 = sregs->cr3;
+	ret = pagein_watch(&vm->mem, vm->watched_cr3);
+	return ret < 0 ? err_set(err, ret, "the guest's page tables: %s", strerror(-ret)) : 0;
+}
+
 /* What must be known before the vCPU's thread starts. */
 static int prepare(struct thaw *thaw, struct snapshot *snap, struct err *err)
 {
@@ -227,15 +262,17 @@ static int build(struct thaw *thaw, struct snapshot *snap, struct err *err)
 
 	if (ret < 0)
 		return ret;
-	ret = open_devices(thaw, snap, err);
+	ret = open_pages(thaw, snap, err);
+	sem_post(&thaw->has_pages);
+	if (ret == 0)
+		ret = open_devices(thaw, snap, err);
 	/*
 	 * Making the VM takes the lock of the address space, which page faults hold: one after the other is
 	 * faster than both at once.
 	 */
-	while (sem_wait(&thaw->has_slots) < 0)
-		;
+	wait_for(&thaw->has_slots);
 	if (ret == 0)
-		ret = pagein_apply(&vm->mem, snap->dir_fd, vm->snapshot_id, &vm->pagein, err);
+		ret = pagein_populate(&vm->pagein, &vm->mem, err);
 	vm->timing.populated = clock_mono_ns();
 	vm_ret = vcpu_wait_ready(&vm->vcpu[0], &vm_err); /* also when our own half failed */
 	if (ret == 0 && vm_ret < 0) {
@@ -289,7 +326,8 @@ int vm_thaw(struct vm *vm, const struct vm_thaw_config *config, struct err *err)
 	thaw->vm = vm;
 	thaw->config = config;
 	sem_init(&thaw->has_slots, 0, 0);
-	vm->hold = config->hold;
+	sem_init(&thaw->has_pages, 0, 0);
+	vm->hold = config->hold || config->record;
 	ret = snapshot_open(&snap, config->dir, err);
 	if (ret < 0) {
 		free(thaw);

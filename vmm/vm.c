@@ -239,6 +239,7 @@ void vm_close(struct vm *vm)
 	own_close_fd(&vm->vm_stats_fd);
 	own_close_fd(&vm->vcpu_stats_fd);
 	kvm_vm_close(&vm->kvm);
+	pagein_close(&vm->pagein);
 	gmem_close(&vm->mem);
 	own_close_fd(&vm->serial_out);
 	if (vm->serial_in != vm->serial_out)
@@ -440,6 +441,12 @@ static json_t *exits_json(const struct vcpu *vcpu)
 	                 (json_int_t)vcpu->exits.other);
 }
 
+int vm_record(struct vm *vm, const char *dir, struct err *err)
+{
+	vm_pause(vm);
+	return pagein_record(&vm->mem, vm->watched_cr3, dir, vm->snapshot_id, err);
+}
+
 /* A vCPU that sleeps in KVM_RUN holds its lock: it must come out once, and never again for this. */
 static void open_stats(struct vm *vm)
 {
@@ -463,9 +470,11 @@ json_t *vm_stats(struct vm *vm)
 	json_object_set_new(all, "vcpu", kvm_stats(vm->vcpu_stats_fd));
 	json_object_set_new(all, "exits", exits_json(&vm->vcpu[0]));
 	json_object_set_new(all, "memory",
-	                    json_pack("{s:I, s:i, s:i, s:i}", "size", (json_int_t)vm->mem.size,
-	                              "workset_written", vm->pagein.written, "workset_read",
-	                              vm->pagein.read, "populated", vm->pagein.populated));
+	                    json_pack("{s:I, s:i, s:i, s:i, s:i, s:b}", "size",
+	                              (json_int_t)vm->mem.size, "workset_written",
+	                              vm->pagein.written, "workset_near", vm->pagein.near,
+	                              "workset_read", vm->pagein.read, "populated",
+	                              (int)vm->pagein.populated, "cold", vm->pagein.cold));
 	json_object_set_new(all, "vsock",
 	                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:i}", "opened",
 	                              (json_int_t)v.opened, "closed", (json_int_t)v.closed,

@@ -60,6 +60,7 @@ struct vm_thaw_config {
 	uint64_t age_ns;      /* tests: as if the snapshot were that much older */
 	bool reseed;          /* false, tests only: the random state stays the template's */
 	bool hold;    /* the guest stands still when its first cell is done, until vm_resume() */
+	bool record;  /* what the guest uses is watched, for vm_record(); implies `hold` */
 	int first_fd; /* the first stream, taken over; -1: none */
 };
 
@@ -95,7 +96,8 @@ struct vm {
 	struct guestsym_state gsym;
 	uint8_t snapshot_id[SNAPSHOT_ID_LEN]; /* that it was thawed from */
 	struct first first;
-	struct pagein_stats pagein;
+	struct pagein pagein;
+	uint64_t watched_cr3; /* 0: what the guest uses is not watched */
 	struct vm_timing timing;
 
 	/* Tells the control side; loop's thread. */
@@ -124,6 +126,8 @@ void vm_pause(struct vm *vm);
 void vm_resume(struct vm *vm);
 /* Freezes into `dir` (freeze.c). The machine is paused and stays so. */
 NODISCARD int vm_snapshot(struct vm *vm, const char *dir, bool replace, struct err *err);
+/* Writes what was used since the thaw as the working set of the snapshot in `dir`. Pauses. */
+NODISCARD int vm_record(struct vm *vm, const char *dir, struct err *err);
 /* Connects `fd` to a guest port (taken over on success). */
 NODISCARD int vm_connect(struct vm *vm, int fd, uint32_t port, struct err *err);
 /* What the kernel and the devices have counted: a new object. */
