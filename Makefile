@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # thawbox. `make help` lists the targets. V=1 shows commands, BUILD=dir builds elsewhere,
-# VARIANT=release|asan|clang|fuzz chooses how objects are built (check uses all four).
+# VARIANT=release|asan|tsan|clang|fuzz chooses how objects are built (check uses them all).
 
 VERSION = 0.1.0
 PREFIX ?= /usr/local
@@ -37,6 +37,7 @@ SANITIZE = -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitiz
 MODE_release = $(HARDEN)
 MODE_clang = $(HARDEN)
 MODE_asan = $(SANITIZE)
+MODE_tsan = -O1 -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
 MODE_fuzz = $(SANITIZE) -fsanitize=fuzzer-no-link
 
 CFLAGS = -std=c11 -D_GNU_SOURCE -g -fPIE -I. $(WARN) $(MODE_$(VARIANT)) -MMD -MP
@@ -70,7 +71,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 	tests/tools/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	unit unit-asan e2e test-guest layers headers mirror format format-check lint analyze size hwkvm \
+	unit unit-asan e2e test-guest layers headers mirror format format-check lint analyze size tsan hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -104,7 +105,7 @@ $(B)/thaw: $(call objects,$(wildcard bench/*.c)) $(API) $(B)/libcore.a
 # Static: it is the only program of the guest's root image that must not depend on anything in there.
 $(B)/init: $(call objects,$(wildcard guest/init/*.c))
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(if $(filter asan,$(VARIANT)),$(LDFLAGS),-static -no-pie) -o $@ $^ -l:libjansson.a
+	$(Q)$(CC) $(if $(filter asan tsan,$(VARIANT)),$(LDFLAGS),-static -no-pie) -o $@ $^ -l:libjansson.a
 
 # A change of flags rebuilds what was made with others.
 FLAGS = $(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS) $(LIBS_vmm) $(LIBS_api))
@@ -240,6 +241,14 @@ e2e: build
 	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rsx -p no:cacheprovider $(E2E) $(if $(K),-k '$(K)')
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
+
+## tsan          the tests of tiny guests through a monitor built with ThreadSanitizer (Criterion does not run under it)
+tsan:
+	$(Q)$(MAKE) --no-print-directory VARIANT=tsan programs
+	$(Q)rm -f $(BUILD)/tsan/race.*
+	$(Q)TSAN_OPTIONS=exitcode=66:log_path=$(abspath $(BUILD))/tsan/race THAWBOX_BIN=$(abspath $(BUILD))/tsan \
+		$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/e2e/test_machine.py tests/e2e/test_freeze.py
+	$(Q)! cat $(BUILD)/tsan/race.* 2>/dev/null
 
 ## hwkvm         the bare machine's tests under emulated hardware KVM (QEMU; fetches a Debian kernel once)
 hwkvm: build

@@ -66,6 +66,12 @@ static int kick_signal(void)
 	return SIGRTMIN;
 }
 
+/* KVM reads it whenever KVM_RUN is entered; other threads set it to make that return. */
+static void set_immediate_exit(struct vcpu *vcpu, uint8_t value)
+{
+	__atomic_store_n(&vcpu->run->immediate_exit, value, __ATOMIC_RELAXED);
+}
+
 static void end(struct vcpu *vcpu, enum vcpu_end why, const char *detail)
 {
 	atomic_store(&vcpu->dead, true);
@@ -162,7 +168,7 @@ static bool may_run(const struct vcpu *vcpu)
 /* After an MMIO or PIO exit the registers are right only when KVM has been entered once more. */
 static void complete_exit(struct vcpu *vcpu)
 {
-	vcpu->run->immediate_exit = 1;
+	set_immediate_exit(vcpu, 1);
 	if (ioctl(vcpu->fd, KVM_RUN, 0) == 0)
 		log_warn("vCPU %u: exit %u while completing one", vcpu->id, vcpu->run->exit_reason);
 }
@@ -200,7 +206,7 @@ static bool stand_by(struct vcpu *vcpu)
 	run = atomic_load(&vcpu->want) == VCPU_RUN;
 	if (run) {
 		vcpu->parked = false;
-		vcpu->run->immediate_exit = 0;
+		set_immediate_exit(vcpu, 0);
 		if (!vcpu->run_ns)
 			vcpu->run_ns = clock_mono_ns();
 		pthread_cond_broadcast(&vcpu->cond);
@@ -295,7 +301,7 @@ static void kick(struct vcpu *vcpu, enum vcpu_want want)
 {
 	atomic_store(&vcpu->want, want);
 	if (vcpu->run)
-		vcpu->run->immediate_exit = 1;
+		set_immediate_exit(vcpu, 1);
 	pthread_kill(vcpu->thread, kick_signal());
 	pthread_cond_broadcast(&vcpu->cond);
 }

@@ -333,7 +333,7 @@ class Kernel:
 
     def take_name(self, about: bytes) -> None:
         """Sets the environment that came with the wake: JSON {"id", "hostname", "env"}."""
-        wake = json.loads(about)
+        wake, _ = scan_json(about.decode("utf-8"), 0)  # json.loads() runs regular expressions
         named = {"HOSTNAME": wake.get("hostname"), "THAWBOX_ID": wake.get("id")}
         env = {name: value for name, value in named.items() if value}
         env.update(wake.get("env") or {})

@@ -30,6 +30,7 @@ step "the interpreter kernel" test-guest
 step "lint" lint
 step "fuzz, 5 s each" fuzz FUZZ_SECONDS=5
 if [ "${1-}" != fast ]; then
+    step "threads under TSan" tsan
     step "guest kernel, root image, template" template
     step "end to end" e2e
 fi
