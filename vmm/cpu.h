@@ -50,7 +50,7 @@ NODISCARD int cpu_save(const struct kvm_vm *vm, int vcpu_fd, struct cpu_state *s
 
 /*
  * Puts `state` into a new vCPU. The timer deadline is moved to the same distance from the guest's
- * TSC as it had, but at least 30 ms ahead, so that a thawed guest does not begin with a tick.
+ * TSC as it had, but at least 200 ms ahead, so that no tick interrupts a first cell.
  */
 NODISCARD int cpu_load(int vcpu_fd, const struct cpu_state *state, struct err *err);
 

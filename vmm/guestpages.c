@@ -34,48 +34,68 @@ static int clear_flags(struct walk *w, uint64_t table, uint64_t *entries)
 	return any ? gmem_write(w->mem, gpa(table), entries, ENTRIES * sizeof(*entries)) : 0;
 }
 
+/* Returns whether one was accessed, or -errno; so does walk_table(). */
 static int leaves(struct walk *w, uint64_t table, uint64_t *entries, bool writable)
 {
+	bool used = false;
+
 	if (!w->visit)
 		return clear_flags(w, table, entries);
-	for (unsigned i = 0; i < ENTRIES; i++)
-		if (entries[i] & PTE_PRESENT)
-			w->visit->page(w->visit->ctx, entries[i] & PTE_ADDRESS,
-			               entries[i] & PTE_ACCESSED,
-			               writable && (entries[i] & PTE_WRITE));
-	return 0;
+	for (unsigned i = 0; i < ENTRIES; i++) {
+		bool accessed = entries[i] & PTE_ACCESSED;
+
+		if (!(entries[i] & PTE_PRESENT))
+			continue;
+		w->visit->page(w->visit->ctx, entries[i] & PTE_ADDRESS, accessed,
+		               writable && (entries[i] & PTE_WRITE));
+		used = used || accessed;
+	}
+	return used;
 }
 
 static int walk_table(struct walk *w, uint64_t table, unsigned level, bool writable)
 {
+	const unsigned nr = level == TOP ? LOWER_HALF : ENTRIES;
 	uint64_t entries[ENTRIES];
-	int ret = 0;
+	int used = 0, ret = 0;
 
 	if (gmem_read(w->mem, gpa(table), entries, sizeof(entries)) < 0)
 		return 0;
 	if (++w->nr_tables > MAX_TABLES)
 		return -ELOOP;
-	if (w->visit)
-		w->visit->table(w->visit->ctx, table);
 	if (level == 0)
-		return leaves(w, table, entries, writable);
-	for (unsigned i = 0; ret == 0 && i < (level == TOP ? LOWER_HALF : ENTRIES); i++)
-		if ((entries[i] & PTE_PRESENT) && !(level < TOP && (entries[i] & PTE_LARGE)))
-			ret = walk_table(w, entries[i] & PTE_ADDRESS, level - 1,
-			                 writable && (entries[i] & PTE_WRITE));
-	return ret;
+		used = leaves(w, table, entries, writable);
+	for (unsigned i = 0; level && i < nr && ret >= 0; i++) {
+		if (!(entries[i] & PTE_PRESENT) || (level < TOP && (entries[i] & PTE_LARGE)))
+			continue;
+		ret = walk_table(w, entries[i] & PTE_ADDRESS, level - 1,
+		                 writable && (entries[i] & PTE_WRITE));
+		used |= ret;
+	}
+	if (ret < 0 || used < 0)
+		return ret < 0 ? ret : used;
+	if (w->visit)
+		w->visit->table(w->visit->ctx, table, used);
+	return used;
+}
+
+static int walk(struct walk *w, uint64_t cr3)
+{
+	int ret = walk_table(w, cr3 & PTE_ADDRESS, TOP, true);
+
+	return ret < 0 ? ret : 0;
 }
 
 int guestpages_walk(const struct gmem *mem, uint64_t cr3, const struct guestpages_visit *visit)
 {
 	struct walk w = { .mem = mem, .visit = visit };
 
-	return walk_table(&w, cr3 & PTE_ADDRESS, TOP, true);
+	return walk(&w, cr3);
 }
 
 int guestpages_forget(const struct gmem *mem, uint64_t cr3)
 {
 	struct walk w = { .mem = mem };
 
-	return walk_table(&w, cr3 & PTE_ADDRESS, TOP, true);
+	return walk(&w, cr3);
 }

@@ -14,8 +14,8 @@
 #include <stdint.h>
 
 struct guestpages_visit {
-	/* A page that is a table of the lower half. */
-	void (*table)(void *ctx, uint64_t gpa);
+	/* A page that is a table of the lower half; accessed: a page below it was. After all below it. */
+	void (*table)(void *ctx, uint64_t gpa, bool accessed);
 	/* A mapped page of 4 KiB; writable: at all levels. Larger ones are not visited. */
 	void (*page)(void *ctx, uint64_t gpa, bool accessed, bool writable);
 	void *ctx;

@@ -18,6 +18,8 @@
 #define TAKE     4u   /* runs that a thread takes at once */
 #define PROBES   16u  /* pages that tell whether the cache is cold */
 
+#define FAULT_AROUND 16u /* pages that the host maps with one that is read: fault_around_bytes */
+
 /* Documentation/admin-guide/mm/pagemap.rst */
 #define PM_PRESENT (1ull << 63)
 #define PM_FILE    (1ull << 61) /* page of a file: not (yet) private */
@@ -39,7 +41,16 @@ struct recording {
 	struct pagein_head head;
 };
 
-enum use { UNUSED, TABLE, USED_READ, USED_NEAR, USED_WRITTEN };
+enum use {
+	UNUSED,
+	TABLE,
+	PRESENT,
+	HOST_WRITTEN,
+	USED_TABLE, /* by the guest's user space, from here on */
+	USED_READ,
+	USED_NEAR,
+	USED_WRITTEN
+};
 
 int pagein_watch(const struct gmem *mem, uint64_t cr3)
 {
@@ -60,13 +71,14 @@ static bool page_number(const struct gmem *mem, uint64_t addr, uint64_t *page)
 	return false;
 }
 
-static void on_table(void *ctx, uint64_t addr)
+/* What was written to tables was written by pagein_watch(), or for its sake. */
+static void on_table(void *ctx, uint64_t addr, bool accessed)
 {
 	struct recording *rec = ctx;
 	uint64_t page;
 
 	if (page_number(rec->mem, addr, &page))
-		rec->use[page] = TABLE; /* written by pagein_watch(), or for its sake */
+		rec->use[page] = accessed ? USED_TABLE : TABLE;
 }
 
 static void on_page(void *ctx, uint64_t addr, bool accessed, bool writable)
@@ -78,8 +90,18 @@ static void on_page(void *ctx, uint64_t addr, bool accessed, bool writable)
 		rec->use[page] = writable ? USED_NEAR : USED_READ;
 }
 
-/* Marks the pages of a region that this process has of its own. */
-static int find_written(struct recording *rec, int pagemap, const struct gmem_region *r)
+/* By the host's page tables: private pages were written, those of the file are there for some reason. */
+static void look_up(uint8_t *use, uint64_t entry)
+{
+	if (!(entry & PM_PRESENT))
+		return;
+	if (entry & PM_FILE)
+		*use = *use == UNUSED ? PRESENT : *use;
+	else if (*use != TABLE && *use != USED_TABLE)
+		*use = *use == UNUSED ? HOST_WRITTEN : USED_WRITTEN;
+}
+
+static int look_up_region(struct recording *rec, int pagemap, const struct gmem_region *r)
 {
 	uint64_t entry[BATCH];
 	uint8_t *use = rec->use + r->file_off / GMEM_PAGE;
@@ -91,10 +113,29 @@ static int find_written(struct recording *rec, int pagemap, const struct gmem_re
 		if (n < (ssize_t)sizeof(entry[0]))
 			return n < 0 ? -errno : -EIO;
 		for (size_t i = 0; i < (size_t)n / sizeof(entry[0]) && page < nr; i++, page++)
-			if ((entry[i] & PM_PRESENT) && !(entry[i] & PM_FILE) && use[page] != TABLE)
-				use[page] = USED_WRITTEN;
+			look_up(&use[page], entry[i]);
 	}
 	return 0;
+}
+
+/*
+ * What KVM and the monitor themselves read, the guest's kernel structures, is in no table of the guest's user
+ * space: pages of the file that are present, without one in use among those that a fault maps with it.
+ */
+static void find_read_by_host(struct recording *rec)
+{
+	const uint64_t nr = rec->mem->size / GMEM_PAGE;
+
+	for (uint64_t window = 0; window < nr; window += FAULT_AROUND) {
+		uint64_t end = window + FAULT_AROUND < nr ? window + FAULT_AROUND : nr;
+		bool in_use = false;
+
+		for (uint64_t page = window; page < end; page++)
+			in_use = in_use || rec->use[page] >= USED_TABLE;
+		for (uint64_t page = window; !in_use && page < end; page++)
+			if (rec->use[page] == PRESENT)
+				rec->use[page] = USED_READ;
+	}
 }
 
 static int add_page(struct recording *rec, uint64_t addr, enum pagein_class class)
@@ -127,13 +168,13 @@ static int add_region(struct recording *rec, const struct gmem_region *r)
 	for (uint64_t page = 0; ret == 0 && page < r->len / GMEM_PAGE; page++) {
 		uint64_t addr = r->gpa + page * GMEM_PAGE;
 
-		if (use[page] == USED_WRITTEN) {
+		if (use[page] == USED_WRITTEN || use[page] == HOST_WRITTEN) {
 			rec->head.written++;
 			ret = add_page(rec, addr, PAGEIN_WRITTEN);
 		} else if (use[page] == USED_NEAR) {
 			rec->head.near++;
 			ret = add_page(rec, addr, PAGEIN_NEAR);
-		} else if (use[page] == USED_READ) {
+		} else if (use[page] == USED_READ || use[page] == USED_TABLE) {
 			rec->head.read++;
 			ret = add_page(rec, addr, PAGEIN_READ);
 		}
@@ -153,7 +194,9 @@ static int gather(struct recording *rec, uint64_t cr3)
 	if (ret == 0 && cr3)
 		ret = guestpages_walk(rec->mem, cr3, &visit);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
-		ret = find_written(rec, pagemap, &rec->mem->region[i]);
+		ret = look_up_region(rec, pagemap, &rec->mem->region[i]);
+	if (cr3) /* else nothing tells them from what the guest used */
+		find_read_by_host(rec);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
 		ret = add_region(rec, &rec->mem->region[i]);
 	if (ret == 0 && (rec->nr == 0 || rec->nr > MAX_RUNS))

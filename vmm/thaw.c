@@ -36,6 +36,8 @@ struct thaw {
 	const struct vm_thaw_config *config;
 	struct machine_cpus cpus;
 	struct guestsym_wake wake;
+	const char *wake_json;
+	bool wakes;          /* an interpreter waits for the mailbox */
 	uint8_t entropy[64]; /* for the interpreter's own generators */
 	bool known;          /* the kernel's memory can be written */
 	sem_t has_slots;     /* posted when KVM has been given the memory, or will not be */
@@ -69,6 +71,12 @@ static int replace_kernel_state(struct thaw *thaw, struct err *err)
 	return ret;
 }
 
+static void wait_for(sem_t *sem)
+{
+	while (sem_wait(sem) < 0)
+		; /* a signal */
+}
+
 /* On the vCPU's thread: everything of KVM, in the order of docs/snapshot.md. */
 static int load_vm(struct thaw *thaw, struct err *err)
 {
@@ -86,6 +94,8 @@ static int load_vm(struct thaw *thaw, struct err *err)
 		ret = KVM_DO(vm->kvm.fd, KVM_SET_CLOCK, &clock, err);
 	if (ret < 0)
 		return ret;
+	wait_for(
+		&thaw->has_pages); /* all have been asked for: none is read alone, with neighbours nobody wants */
 	thaw->wake.kvmclock_ns = thaw->cpus.kvmclock_ns;
 	thaw->wake.realtime_ns = clock_real_ns();
 	ret = thaw->known ? replace_kernel_state(thaw, err) : 0;
@@ -101,65 +111,68 @@ static int load_vm(struct thaw *thaw, struct err *err)
 	return 0;
 }
 
-static void wait_for(sem_t *sem)
-{
-	while (sem_wait(sem) < 0)
-		; /* a signal */
-}
-
 /* The vCPU's thread: its own work, then a share of the other's. */
 static int make_vm(void *ctx, struct err *err)
 {
 	struct thaw *thaw = ctx;
 	int ret = load_vm(thaw, err);
 
-	wait_for(&thaw->has_pages);
 	return ret < 0 ? ret : pagein_populate(&thaw->vm->pagein, &thaw->vm->mem, err);
 }
 
-/* The wake, and the first request behind it; returns what the interpreter's read shall answer. */
-static int put_mailbox(struct thaw *thaw, uint32_t *answer, struct err *err)
+static struct wake_head wake_head(const struct thaw *thaw)
 {
-	struct vm *vm = thaw->vm;
-	const char *json = thaw->config->wake ? thaw->config->wake : "{}";
-	struct wake_head head = { .magic = WAKE_MAGIC, .wake_len = (uint32_t)strlen(json) };
-	size_t room = doorbell_request_room(&vm->bell), used = sizeof(head) + head.wake_len;
-	struct first *first = &vm->first;
-	int ret;
+	struct wake_head head = { .magic = WAKE_MAGIC,
+		                  .wake_len = (uint32_t)strlen(thaw->wake_json) };
 
-	if (used > room)
-		return err_set(err, -EMSGSIZE, "environment and names of %u bytes: at most %zu fit",
-		               head.wake_len, room > sizeof(head) ? room - sizeof(head) : 0);
 	head.realtime_ns = clock_real_ns();
 	if (thaw->config->reseed)
 		memcpy(head.entropy, thaw->entropy, sizeof(head.entropy));
-	if (first->frame > room - used)
-		first->frame = 0;
-	ret = doorbell_put(&vm->bell, 0, &head, sizeof(head));
+	return head;
+}
+
+/* The wake, and the first request behind it. */
+static int put_mailbox(struct thaw *thaw, struct err *err)
+{
+	struct wake_head head = wake_head(thaw);
+	struct vm *vm = thaw->vm;
+	int ret = doorbell_put(&vm->bell, 0, &head, sizeof(head));
+
 	if (ret == 0)
-		ret = doorbell_put(&vm->bell, sizeof(head), json, head.wake_len);
-	if (ret == 0 && first->frame)
-		ret = doorbell_put(&vm->bell, used, first->buf, first->frame);
-	*answer = (uint32_t)first->frame;
+		ret = doorbell_put(&vm->bell, sizeof(head), thaw->wake_json, head.wake_len);
+	if (ret == 0 && vm->first.frame)
+		ret = doorbell_put(&vm->bell, sizeof(head) + head.wake_len, vm->first.buf,
+		                   vm->first.frame);
 	return ret < 0 ? err_set(err, ret, "mailbox: %s", strerror(-ret)) : 0;
 }
 
-/* The interpreter stands one instruction after `mov (%reg),%eax`, with the marker in EAX. */
+/*
+ * What the interpreter's read shall answer: it stands one instruction after `mov (%reg),%eax`, with the
+ * marker in EAX. The mailbox is filled later (put_mailbox): its pages may have to be read first.
+ */
 static int answer_park(struct thaw *thaw, struct err *err)
 {
 	struct kvm_regs *regs = &thaw->cpus.cpu[0].regs;
-	uint32_t answer = 0;
-	int ret;
+	struct vm *vm = thaw->vm;
+	size_t room = doorbell_request_room(&vm->bell);
+	size_t used = sizeof(struct wake_head) + strlen(thaw->wake_json);
 
-	if (thaw->vm->bell.s.phase != DOORBELL_PARKED)
+	if (vm->bell.s.phase != DOORBELL_PARKED)
 		return 0;
 	if ((uint32_t)regs->rax != DOORBELL_AGAIN)
 		return err_set(err, -EBADMSG,
 		               "state: no interpreter at the freeze point (rax %#llx)", regs->rax);
-	ret = put_mailbox(thaw, &answer, err);
-	regs->rax = answer;
-	thaw->vm->bell.s.phase = answer ? DOORBELL_FIRST : DOORBELL_DONE;
-	return ret;
+	if (used > room)
+		return err_set(
+			err, -EMSGSIZE, "environment and names of %zu bytes: at most %zu fit",
+			strlen(thaw->wake_json),
+			room > sizeof(struct wake_head) ? room - sizeof(struct wake_head) : 0);
+	if (vm->first.frame > room - used)
+		vm->first.frame = 0;
+	regs->rax = vm->first.frame;
+	vm->bell.s.phase = vm->first.frame ? DOORBELL_FIRST : DOORBELL_DONE;
+	thaw->wakes = true;
+	return 0;
 }
 
 static int open_devices(struct thaw *thaw, struct snapshot *snap, struct err *err)
@@ -264,6 +277,8 @@ static int build(struct thaw *thaw, struct snapshot *snap, struct err *err)
 		return ret;
 	ret = open_pages(thaw, snap, err);
 	sem_post(&thaw->has_pages);
+	if (ret == 0 && thaw->wakes)
+		ret = put_mailbox(thaw, err);
 	if (ret == 0)
 		ret = open_devices(thaw, snap, err);
 	/*
@@ -325,6 +340,7 @@ int vm_thaw(struct vm *vm, const struct vm_thaw_config *config, struct err *err)
 		return err_set(err, -ENOMEM, "thaw: out of memory");
 	thaw->vm = vm;
 	thaw->config = config;
+	thaw->wake_json = config->wake ? config->wake : "{}";
 	sem_init(&thaw->has_slots, 0, 0);
 	sem_init(&thaw->has_pages, 0, 0);
 	vm->hold = config->hold || config->record;

@@ -58,14 +58,15 @@ static void make_tables(void)
 }
 
 struct seen {
-	unsigned tables, pages;
+	unsigned tables, used_tables, pages;
 	bool accessed[PAGES], writable[PAGES];
 };
 
-static void on_table(void *ctx, uint64_t at)
+static void on_table(void *ctx, uint64_t at, bool accessed)
 {
 	(void)at;
 	((struct seen *)ctx)->tables++;
+	((struct seen *)ctx)->used_tables += accessed;
 }
 
 static void on_page(void *ctx, uint64_t at, bool accessed, bool writable)
@@ -94,6 +95,7 @@ Test(guestpages, lower_half_is_walked)
 	make_tables();
 	cr_assert_eq(look(&seen), 0);
 	cr_assert_eq(seen.tables, 6u);
+	cr_assert_eq(seen.used_tables, 6u);
 	cr_assert_eq(seen.pages, 4u);
 	cr_assert(seen.accessed[10] && seen.writable[10]);
 	cr_assert(seen.accessed[11] && !seen.writable[11]);
@@ -109,6 +111,7 @@ Test(guestpages, forget_clears_the_flag_and_nothing_else)
 	cr_assert_eq(guestpages_forget(&mem, 1 * GMEM_PAGE), 0);
 	cr_assert_eq(look(&seen), 0);
 	cr_assert_eq(seen.pages, 4u);
+	cr_assert_eq(seen.used_tables, 0u);
 	cr_assert_not(seen.accessed[10] || seen.accessed[11] || seen.accessed[20]);
 	cr_assert_eq(read_entry(4, 0), 10ull * GMEM_PAGE | P | W);
 	cr_assert_eq(read_entry(4, 3), 13ull * GMEM_PAGE | W | A, "not present: the kernel's own");
