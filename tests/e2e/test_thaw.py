@@ -129,8 +129,6 @@ def test_bench(thawbox, cache):
     assert 0 < result["p50_ms"] <= result["p90_ms"] <= result["p99_ms"] <= result["max_ms"]
     for name in ("spawn", "vm", "state", "run", "result"):
         assert result["parts"][name] > 0
-    # Far from what an idle machine shows (docs/benchmarks.md), near enough to see the path grow a fault.
-    assert result["p50_ms"] < (150 if cache == "hot" else 3000)
 
 
 def test_bench_refuses_nonsense():

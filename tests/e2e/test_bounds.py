@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a first result costs in counts, which do not depend on the machine's speed. The bounds, with a reason each, are
+in bounds.json; what is measured is printed with `pytest -s`."""
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import BIN
+from test_thaw import drop_caches
+from vmm import Vmm
+
+BOUNDS = {name: bound for name, (bound, _) in json.loads(Path(__file__).with_name("bounds.json").read_text()).items()}
+
+
+def within(found: dict[str, int]) -> None:
+    print(found)
+    assert {name: n for name, n in found.items() if n > BOUNDS[name]} == {}, f"of {found}"
+
+
+def test_guest_and_memory(vmm, template):
+    with vmm() as m:
+        assert m.thaw(template, "1+1", hold=True).answer().text == "2"
+        m.event("first-done")
+        m.call("pause")
+        stats = m.call("stats")
+        usage = m.private_kib()
+    counters = {name: stats["vcpu"][name]
+                for name in ("insn_emulation", "mmio_exits", "irq_injections", "pf_taken") if name in stats["vcpu"]}
+    own = sum(kib for name, kib in usage.items() if not name.startswith(str(template)))
+    within({**counters, "populated": stats["memory"]["populated"], "private_kib": own})
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+def test_system_calls(thawbox, template, tmp_path):
+    log = tmp_path / "calls"
+    wrapper = tmp_path / "traced"
+    wrapper.write_text(f'#!/bin/sh\nexec strace -f -qq -o "{log}" "{BIN}/thawbox-vmm" "$@"\n')
+    wrapper.chmod(0o755)
+    with Vmm(wrapper, env=thawbox.env) as m:
+        assert m.thaw(template, "1+1", hold=True).answer().text == "2"
+        m.event("first-done")
+        m.call("quit")
+        m.process.wait(20)
+    calls = [line for line in log.read_text().splitlines() if re.match(r"\d+ +\w+\(", line)]
+    assert any("KVM_RUN" in line for line in calls)
+    within({"system_calls": len(calls)})
+
+
+def read_kib(pid: int) -> int:
+    return int(re.search(r"^read_bytes: (\d+)", Path(f"/proc/{pid}/io").read_text(), re.M)[1]) // 1024
+
+
+def test_bytes_read_cold(vmm, template):
+    drop_caches()
+    if os.statvfs(template).f_fsid == 0:
+        pytest.skip("the template lies on a file system without a disk")
+    with vmm() as m:
+        assert m.thaw(template, "1+1", hold=True).answer().text == "2"
+        m.event("first-done")
+        within({"cold_read_kib": read_kib(m.process.pid)})
