@@ -15,7 +15,7 @@ if [ -n "${TB_PIP_PACKAGES:-}" ]; then
 	[ -r "$certs" ] || certs=$root/etc/ssl/certs/ca-certificates.crt
 	cp "$certs" "$root/tmp/certificates"
 	# shellcheck disable=SC2086 # a list of words
-	chroot "$root" env PIP_CERT=/tmp/certificates PIP_FIND_LINKS= \
+	chroot "$root" env PIP_CERT=/tmp/certificates REQUESTS_CA_BUNDLE=/tmp/certificates PIP_FIND_LINKS= \
 		pip3 install --quiet --break-system-packages --no-cache-dir \
 		--root-user-action=ignore $TB_PIP_PACKAGES
 	rm "$root/tmp/certificates"
