@@ -28,7 +28,7 @@
  * path of a first cell. */
 #define KVM_FEATURES_KEPT ((1u << 0) | (1u << 1) | (1u << 3) | (1u << 24))
 
-#define DEADLINE_AHEAD_MS 200
+#define DEADLINE_AHEAD_MS 30
 #define MS_PER_SEC        1000u
 
 void cpu_fingerprint(char out[CPU_FINGERPRINT_MAX])

@@ -50,7 +50,8 @@ NODISCARD int cpu_save(const struct kvm_vm *vm, int vcpu_fd, struct cpu_state *s
 
 /*
  * Puts `state` into a new vCPU. The timer deadline is moved to the same distance from the guest's
- * TSC as it had, but at least 200 ms ahead, so that no tick interrupts a first cell.
+ * TSC as it had, but at least 30 ms ahead, so that no tick interrupts a first cell; not more, as
+ * the guest believes the old one and programs no later timer before it.
  */
 NODISCARD int cpu_load(int vcpu_fd, const struct cpu_state *state, struct err *err);
 

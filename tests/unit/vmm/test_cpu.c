@@ -125,7 +125,7 @@ static void deadline_is_ahead(uint64_t age_ms, uint64_t saved_ahead_ms)
 	load(&t, &s);
 	now = read_msr(t.vcpu.fd, 0x10);
 	deadline = read_msr(t.vcpu.fd, MSR_TSC_DEADLINE);
-	ahead = saved_ahead_ms > 200 ? saved_ahead_ms : 200;
+	ahead = saved_ahead_ms > 30 ? saved_ahead_ms : 30;
 	cr_assert_gt(deadline, now,
 	             "a deadline in the past (%llu, TSC %llu) begins the thaw with a tick",
 	             (unsigned long long)deadline, (unsigned long long)now);
