@@ -17,8 +17,7 @@
 #define BATCH    512u /* pagemap entries read at once */
 #define TAKE     4u   /* runs that a thread takes at once */
 #define PROBES   16u  /* pages that tell whether the cache is cold */
-
-#define FAULT_AROUND 16u /* pages that the host maps with one that is read: fault_around_bytes */
+#define FEW      64u  /* pages in the cache that do not spoil a recording */
 
 /* Documentation/admin-guide/mm/pagemap.rst */
 #define PM_PRESENT (1ull << 63)
@@ -52,8 +51,27 @@ enum use {
 	USED_WRITTEN
 };
 
-int pagein_watch(const struct gmem *mem, uint64_t cr3)
+/* Takes the file out of the page cache; each page that is read then comes alone. True: few are left. */
+static bool empty_cache(const struct gmem_region *r, int fd)
 {
+	const size_t nr = r->len / GMEM_PAGE;
+	own_free unsigned char *resident = malloc(nr);
+	size_t left = 0;
+
+	if (!resident ||
+	    posix_fadvise(fd, (off_t)r->file_off, (off_t)r->len, POSIX_FADV_DONTNEED) ||
+	    madvise(r->hva, r->len, MADV_RANDOM) || mincore(r->hva, r->len, resident))
+		return false;
+	for (size_t i = 0; i < nr; i++)
+		left += resident[i] & 1;
+	return left <= FEW;
+}
+
+int pagein_watch(struct pagein_watch *watch, const struct gmem *mem, int fd, uint64_t cr3)
+{
+	*watch = (struct pagein_watch){ .cr3 = cr3, .empty = true };
+	for (unsigned i = 0; i < mem->nr_regions; i++)
+		watch->empty = empty_cache(&mem->region[i], fd) && watch->empty;
 	return guestpages_forget(mem, cr3);
 }
 
@@ -120,22 +138,13 @@ static int look_up_region(struct recording *rec, int pagemap, const struct gmem_
 
 /*
  * What KVM and the monitor themselves read, the guest's kernel structures, is in no table of the guest's user
- * space: pages of the file that are present, without one in use among those that a fault maps with it.
+ * space. If the file was not in the page cache, what is present now was touched by somebody.
  */
 static void find_read_by_host(struct recording *rec)
 {
-	const uint64_t nr = rec->mem->size / GMEM_PAGE;
-
-	for (uint64_t window = 0; window < nr; window += FAULT_AROUND) {
-		uint64_t end = window + FAULT_AROUND < nr ? window + FAULT_AROUND : nr;
-		bool in_use = false;
-
-		for (uint64_t page = window; page < end; page++)
-			in_use = in_use || rec->use[page] >= USED_TABLE;
-		for (uint64_t page = window; !in_use && page < end; page++)
-			if (rec->use[page] == PRESENT)
-				rec->use[page] = USED_READ;
-	}
+	for (uint64_t page = 0; page < rec->mem->size / GMEM_PAGE; page++)
+		if (rec->use[page] == PRESENT)
+			rec->use[page] = USED_READ;
 }
 
 static int add_page(struct recording *rec, uint64_t addr, enum pagein_class class)
@@ -182,7 +191,7 @@ static int add_region(struct recording *rec, const struct gmem_region *r)
 	return ret;
 }
 
-static int gather(struct recording *rec, uint64_t cr3)
+static int gather(struct recording *rec, const struct pagein_watch *watch)
 {
 	const struct guestpages_visit visit = { on_table, on_page, rec };
 	own_fd int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -191,11 +200,11 @@ static int gather(struct recording *rec, uint64_t cr3)
 	rec->use = calloc(rec->mem->size / GMEM_PAGE, 1);
 	if (!rec->use)
 		return -ENOMEM;
-	if (ret == 0 && cr3)
-		ret = guestpages_walk(rec->mem, cr3, &visit);
+	if (ret == 0 && watch->cr3)
+		ret = guestpages_walk(rec->mem, watch->cr3, &visit);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
 		ret = look_up_region(rec, pagemap, &rec->mem->region[i]);
-	if (cr3) /* else nothing tells them from what the guest used */
+	if (watch->empty)
 		find_read_by_host(rec);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
 		ret = add_region(rec, &rec->mem->region[i]);
@@ -224,13 +233,13 @@ static int replace_file(int dir_fd, const char *name, const struct state_buf *bu
 	return ret;
 }
 
-int pagein_record(const struct gmem *mem, uint64_t cr3, const char *dir,
+int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, const char *dir,
                   const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
 	own_fd int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	struct recording rec = { .mem = mem };
 	struct state_buf buf = { 0 };
-	int ret = dir_fd < 0 ? -errno : gather(&rec, cr3);
+	int ret = dir_fd < 0 ? -errno : gather(&rec, watch);
 
 	memcpy(rec.head.id, id, SNAPSHOT_ID_LEN);
 	if (ret == 0) {

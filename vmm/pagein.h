@@ -16,16 +16,25 @@
 
 enum pagein_class { PAGEIN_READ, PAGEIN_WRITTEN, PAGEIN_NEAR };
 
-/* A thaw whose working set will be recorded: forgets what the guest's user space has used. 0 or -errno. */
-NODISCARD int pagein_watch(const struct gmem *mem, uint64_t cr3);
+struct pagein_watch {
+	uint64_t
+		cr3; /* the guest's page tables; 0: nothing is watched, and only written pages are known */
+	bool empty; /* the file was not in the page cache: what is there now has been used */
+};
+
+/*
+ * Before a thaw whose working set will be recorded: forgets what the guest's user space has used, and takes the
+ * memory file `fd` out of the page cache as far as it can. `mem` is untouched yet. 0 or -errno.
+ */
+NODISCARD int pagein_watch(struct pagein_watch *watch, const struct gmem *mem, int fd,
+                           uint64_t cr3);
 
 /*
  * Writes the pages used since the thaw as `dir`'s working set, replacing the one there. `mem` is a private
- * mapping of the snapshot's memory; `cr3` names the page tables that pagein_watch() was given, 0: it was
- * not, and only written pages are known. The vCPU is parked. Blocking, cold path.
+ * mapping of the snapshot's memory. The vCPU is parked. Blocking, cold path.
  */
-NODISCARD int pagein_record(const struct gmem *mem, uint64_t cr3, const char *dir,
-                            const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
+NODISCARD int pagein_record(const struct gmem *mem, const struct pagein_watch *watch,
+                            const char *dir, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
 
 struct pagein_run {
 	uint64_t gpa; /* bytes */

@@ -88,14 +88,14 @@ static int load_vm(struct thaw *thaw, struct err *err)
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
 		ret = vcpu_open(&vm->vcpu[i], &vm->kvm, err);
 	vm->timing.vm = clock_mono_ns();
+	/* From here on guest memory is touched: asked for as a whole, no page brings neighbours along. */
+	wait_for(&thaw->has_pages);
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
 		ret = cpu_load(vm->vcpu[i].fd, &thaw->cpus.cpu[i], err);
 	if (ret == 0)
 		ret = KVM_DO(vm->kvm.fd, KVM_SET_CLOCK, &clock, err);
 	if (ret < 0)
 		return ret;
-	wait_for(
-		&thaw->has_pages); /* all have been asked for: none is read alone, with neighbours nobody wants */
 	thaw->wake.kvmclock_ns = thaw->cpus.kvmclock_ns;
 	thaw->wake.realtime_ns = clock_real_ns();
 	ret = thaw->known ? replace_kernel_state(thaw, err) : 0;
@@ -236,8 +236,7 @@ static int open_pages(struct thaw *thaw, const struct snapshot *snap, struct err
 		return pagein_open(&vm->pagein, &vm->mem, snap->dir_fd, vm->snapshot_id, err);
 	if (!(sregs->cr4 & CR4_PAE) || !(sregs->efer & EFER_LMA) || (sregs->cr4 & CR4_LA57))
 		return 0;
-	vm->watched_cr3 = sregs->cr3;
-	ret = pagein_watch(&vm->mem, vm->watched_cr3);
+	ret = pagein_watch(&vm->watch, &vm->mem, snap->memory_fd, sregs->cr3);
 	return ret < 0 ? err_set(err, ret, "the guest's page tables: %s", strerror(-ret)) : 0;
 }
 

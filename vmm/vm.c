@@ -444,7 +444,7 @@ static json_t *exits_json(const struct vcpu *vcpu)
 int vm_record(struct vm *vm, const char *dir, struct err *err)
 {
 	vm_pause(vm);
-	return pagein_record(&vm->mem, vm->watched_cr3, dir, vm->snapshot_id, err);
+	return pagein_record(&vm->mem, &vm->watch, dir, vm->snapshot_id, err);
 }
 
 /* A vCPU that sleeps in KVM_RUN holds its lock: it must come out once, and never again for this. */

@@ -97,7 +97,7 @@ struct vm {
 	uint8_t snapshot_id[SNAPSHOT_ID_LEN]; /* that it was thawed from */
 	struct first first;
 	struct pagein pagein;
-	uint64_t watched_cr3; /* 0: what the guest uses is not watched */
+	struct pagein_watch watch; /* zeroed: the thaw was not for a recording */
 	struct vm_timing timing;
 
 	/* Tells the control side; loop's thread. */

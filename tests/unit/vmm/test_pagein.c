@@ -75,7 +75,8 @@ static void record(void)
 		cr_assert_eq(gmem_write(&mem, gpa(i * GMEM_PAGE + 5), "w", 1), 0);
 	cr_assert_eq(gmem_write(&mem, gpa(1000 * GMEM_PAGE), "w", 1), 0);
 	cr_assert_eq(gmem_read(&mem, gpa(500 * GMEM_PAGE), &byte, 1), 0);
-	cr_assert_eq(pagein_record(&mem, 0, dir, id, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_record(&mem, &(struct pagein_watch){ 0 }, dir, id, &err), 0, "%s",
+	             err.msg);
 	gmem_close(&mem);
 }
 
@@ -190,20 +191,22 @@ static void put_tables(const struct gmem *mem)
 Test(pagein, pages_that_are_read_and_could_be_written_come_in_too)
 {
 	const uint8_t used = 0x23, only_read = 0x21;
+	struct pagein_watch watch;
 	struct pagein set;
 	struct err err = { 0 };
 	struct gmem mem;
 
 	open_mem(&mem);
 	put_tables(&mem);
-	cr_assert_eq(pagein_watch(&mem, 0), 0);
+	cr_assert_eq(pagein_watch(&watch, &mem, file, 0x18),
+	             0); /* CR3 with flags: the table is in page 0 */
+	watch.empty = false;
 	/* What the guest does: 10 is written, 11 and 13 are read, 12 is let alone. */
 	cr_assert_eq(gmem_write(&mem, gpa(10 * GMEM_PAGE), "w", 1), 0);
 	cr_assert_eq(gmem_write(&mem, gpa(3 * GMEM_PAGE), &used, 1), 0);
 	cr_assert_eq(gmem_write(&mem, gpa(3 * GMEM_PAGE + 8), &used, 1), 0);
 	cr_assert_eq(gmem_write(&mem, gpa(3 * GMEM_PAGE + 24), &only_read, 1), 0);
-	/* CR3 0 is page 0 here, but says "unknown" to pagein_record(): its low bits make the difference. */
-	cr_assert_eq(pagein_record(&mem, 0x18, dir, id, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_record(&mem, &watch, dir, id, &err), 0, "%s", err.msg);
 	gmem_close(&mem);
 
 	open_mem(&mem);
@@ -235,6 +238,31 @@ Test(pagein, cold_files_are_noticed)
 	pagein_close(&set);
 	cr_assert_eq(pagein_open(&set, &mem, dir_fd, id, &err), 0, "%s", err.msg);
 	cr_assert_not(set.cold);
+	pagein_close(&set);
+	gmem_close(&mem);
+}
+
+/* As KVM reads the guest's kernel: in no table of user space. */
+Test(pagein, what_the_host_reads_is_found_when_the_cache_was_empty)
+{
+	struct pagein_watch watch;
+	struct pagein set;
+	struct err err = { 0 };
+	struct gmem mem;
+	uint8_t byte;
+
+	cr_assert_eq(fsync(file), 0);
+	open_mem(&mem);
+	cr_assert_eq(pagein_watch(&watch, &mem, file, PAGES * (uint64_t)GMEM_PAGE), 0);
+	cr_assert_eq(gmem_read(&mem, gpa(700 * GMEM_PAGE), &byte, 1), 0);
+	cr_assert_eq(gmem_write(&mem, gpa(900 * GMEM_PAGE), "w", 1), 0);
+	cr_assert_eq(pagein_record(&mem, &watch, dir, id, &err), 0, "%s", err.msg);
+	gmem_close(&mem);
+	open_mem(&mem);
+	cr_assert_eq(pagein_open(&set, &mem, dir_fd, id, &err), 0, "%s", err.msg);
+	cr_assert_eq(set.written, 1u);
+	if (watch.empty) /* not on a file system in memory */
+		cr_assert_eq(set.read, 1u, "%u", set.read);
 	pagein_close(&set);
 	gmem_close(&mem);
 }
