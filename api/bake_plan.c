@@ -178,6 +178,9 @@ static int ask_monitor(const char *option, char *out, size_t size, struct err *e
 	return rc;
 }
 
+/* What a bake does with its inputs: with another number, templates are baked again. 2: exact working sets. */
+#define RECIPE "recipe 2"
+
 static int hash_inputs(struct bake_plan *plan, struct err *err)
 {
 	const char *files[] = { plan->kernel, plan->symbols, plan->root, plan->scratch };
@@ -191,6 +194,7 @@ static int hash_inputs(struct bake_plan *plan, struct err *err)
 	rc = rc ? rc : ask_monitor("--fingerprint", fingerprint, sizeof(fingerprint), err);
 	if (!rc) {
 		XXH3_128bits_reset(state);
+		XXH3_128bits_update(state, RECIPE, strlen(RECIPE));
 		XXH3_128bits_update(state, version, strlen(version));
 		XXH3_128bits_update(state, fingerprint, strlen(fingerprint));
 		XXH3_128bits_update(state, template, strlen(template));
