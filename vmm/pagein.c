@@ -40,16 +40,7 @@ struct recording {
 	struct pagein_head head;
 };
 
-enum use {
-	UNUSED,
-	TABLE,
-	PRESENT,
-	HOST_WRITTEN,
-	USED_TABLE, /* by the guest's user space, from here on */
-	USED_READ,
-	USED_NEAR,
-	USED_WRITTEN
-};
+enum use { UNUSED, TABLE, USED_TABLE, USED_READ, USED_NEAR, USED_WRITTEN };
 
 /* Takes the file out of the page cache; each page that is read then comes alone. True: few are left. */
 static bool empty_cache(const struct gmem_region *r, int fd)
@@ -108,18 +99,22 @@ static void on_page(void *ctx, uint64_t addr, bool accessed, bool writable)
 		rec->use[page] = writable ? USED_NEAR : USED_READ;
 }
 
-/* By the host's page tables: private pages were written, those of the file are there for some reason. */
-static void look_up(uint8_t *use, uint64_t entry)
+/*
+ * By the host's page tables: private pages were written. Those of the file, if it was not in the page cache, were
+ * touched by somebody: KVM and the monitor read the guest's kernel structures, which are in no table of user space.
+ */
+static void look_up(uint8_t *use, uint64_t entry, bool was_empty)
 {
-	if (!(entry & PM_PRESENT))
+	if (!(entry & PM_PRESENT) || *use == TABLE || *use == USED_TABLE)
 		return;
-	if (entry & PM_FILE)
-		*use = *use == UNUSED ? PRESENT : *use;
-	else if (*use != TABLE && *use != USED_TABLE)
-		*use = *use == UNUSED ? HOST_WRITTEN : USED_WRITTEN;
+	if (!(entry & PM_FILE))
+		*use = USED_WRITTEN;
+	else if (*use == UNUSED && was_empty)
+		*use = USED_READ;
 }
 
-static int look_up_region(struct recording *rec, int pagemap, const struct gmem_region *r)
+static int look_up_region(struct recording *rec, int pagemap, const struct gmem_region *r,
+                          bool was_empty)
 {
 	uint64_t entry[BATCH];
 	uint8_t *use = rec->use + r->file_off / GMEM_PAGE;
@@ -131,20 +126,9 @@ static int look_up_region(struct recording *rec, int pagemap, const struct gmem_
 		if (n < (ssize_t)sizeof(entry[0]))
 			return n < 0 ? -errno : -EIO;
 		for (size_t i = 0; i < (size_t)n / sizeof(entry[0]) && page < nr; i++, page++)
-			look_up(&use[page], entry[i]);
+			look_up(&use[page], entry[i], was_empty);
 	}
 	return 0;
-}
-
-/*
- * What KVM and the monitor themselves read, the guest's kernel structures, is in no table of the guest's user
- * space. If the file was not in the page cache, what is present now was touched by somebody.
- */
-static void find_read_by_host(struct recording *rec)
-{
-	for (uint64_t page = 0; page < rec->mem->size / GMEM_PAGE; page++)
-		if (rec->use[page] == PRESENT)
-			rec->use[page] = USED_READ;
 }
 
 static int add_page(struct recording *rec, uint64_t addr, enum pagein_class class)
@@ -177,7 +161,7 @@ static int add_region(struct recording *rec, const struct gmem_region *r)
 	for (uint64_t page = 0; ret == 0 && page < r->len / GMEM_PAGE; page++) {
 		uint64_t addr = r->gpa + page * GMEM_PAGE;
 
-		if (use[page] == USED_WRITTEN || use[page] == HOST_WRITTEN) {
+		if (use[page] == USED_WRITTEN) {
 			rec->head.written++;
 			ret = add_page(rec, addr, PAGEIN_WRITTEN);
 		} else if (use[page] == USED_NEAR) {
@@ -203,9 +187,7 @@ static int gather(struct recording *rec, const struct pagein_watch *watch)
 	if (ret == 0 && watch->cr3)
 		ret = guestpages_walk(rec->mem, watch->cr3, &visit);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
-		ret = look_up_region(rec, pagemap, &rec->mem->region[i]);
-	if (watch->empty)
-		find_read_by_host(rec);
+		ret = look_up_region(rec, pagemap, &rec->mem->region[i], watch->empty);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
 		ret = add_region(rec, &rec->mem->region[i]);
 	if (ret == 0 && (rec->nr == 0 || rec->nr > MAX_RUNS))
