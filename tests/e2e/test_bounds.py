@@ -22,8 +22,7 @@ def within(found: dict[str, int]) -> None:
 
 def first_cell(vmm, template) -> dict[str, int]:
     with vmm() as m:
-        assert m.thaw(template, "1+1", hold=True).answer().text == "2"
-        m.event("first-done")
+        assert m.first_cell(template)[1].text == "2"
         m.call("pause")
         stats = m.call("stats")
         usage = m.private_kib()
@@ -45,8 +44,7 @@ def test_system_calls(thawbox, template, tmp_path):
     wrapper.write_text(f'#!/bin/sh\nexec strace -f -qq -o "{log}" "{BIN}/thawbox-vmm" "$@"\n')
     wrapper.chmod(0o755)
     with Vmm(wrapper, env=thawbox.env) as m:
-        assert m.thaw(template, "1+1", hold=True).answer().text == "2"
-        m.event("first-done")
+        assert m.first_cell(template)[1].text == "2"
         m.call("quit")
         m.process.wait(20)
     calls = [line for line in log.read_text().splitlines() if re.match(r"\d+ +\w+\(", line)]
@@ -61,8 +59,7 @@ def read_kib(pid: int) -> int:
 def cold_read_kib(vmm, template) -> int:
     drop_caches()
     with vmm() as m:
-        assert m.thaw(template, "1+1", hold=True).answer().text == "2"
-        m.event("first-done")
+        assert m.first_cell(template)[1].text == "2"
         return read_kib(m.process.pid)
 
 

@@ -56,9 +56,8 @@ def test_first_cell_stays_out_of_the_guest_kernel(vmm, template, code, text):
     counts = []
     for _ in range(3):
         with vmm() as m:
-            stream = m.thaw(template, code, hold=True, hostname=f"tb-{os.urandom(6).hex()}")
-            assert stream.answer().text == text
-            m.event("first-done")
+            stream, cell = m.first_cell(template, code, hostname=f"tb-{os.urandom(6).hex()}")
+            assert cell.text == text
             m.call("pause")
             counters = m.call("stats")["vcpu"]
             counts.append(counters["insn_emulation"])

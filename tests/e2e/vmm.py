@@ -175,6 +175,13 @@ class Vmm:
             self.thawed = self.call("thaw", dir=str(directory), fd=theirs.fileno(), **members)
         return Stream(ours)
 
+    def first_cell(self, directory: Path, code: str = "1+1", **members) -> tuple[Stream, Cell]:
+        """Thaws with `hold`: the guest stands still behind its first cell."""
+        stream = self.thaw(directory, code, hold=True, **members)
+        cell = stream.answer()
+        self.event("first-done")
+        return stream, cell
+
     def private_kib(self) -> dict[str, int]:
         """Private memory of the process by mapping name, in KiB."""
         usage: dict[str, int] = {}
