@@ -499,19 +499,14 @@ static const struct vdev_ops vsock_ops = {
 
 /* ---- open, connect, close ---- */
 
-static int open_host_side(struct vsock *v, const struct vsock_config *config, struct err *err)
+int vsock_listen(struct vsock *v, const char *path, struct err *err)
 {
 	struct epoll_event want = { .events = EPOLLIN | EPOLLET }; /* data.ptr NULL: no stream */
-	int ret = vsock_table_open(&v->table, config->guest_cid, err);
+	int ret = vsock_unix_listen(&v->un, path, err);
 
-	if (ret < 0 || !config->path)
-		return ret;
-	ret = vsock_unix_listen(&v->un, config->path, err);
-	if (ret < 0)
-		return ret;
-	if (epoll_ctl(v->table.epoll_fd, EPOLL_CTL_ADD, v->un.fd, &want) < 0)
-		return err_set(err, -errno, "vsock: epoll: %s", strerror(errno));
-	return 0;
+	if (ret == 0 && epoll_ctl(v->table.epoll_fd, EPOLL_CTL_ADD, v->un.fd, &want) < 0)
+		ret = err_set(err, -errno, "vsock: epoll: %s", strerror(errno));
+	return ret;
 }
 
 int vsock_open(struct vsock **vsock, const struct vsock_config *config,
@@ -533,7 +528,9 @@ int vsock_open(struct vsock **vsock, const struct vsock_config *config,
 	v->un.fd = -1;
 	v->poll_op.done = on_sockets;
 	v->turn.fire = on_turn;
-	ret = open_host_side(v, config, err);
+	ret = vsock_table_open(&v->table, config->guest_cid, err);
+	if (ret == 0 && config->path)
+		ret = vsock_listen(v, config->path, err);
 	if (ret < 0) {
 		vsock_close(v);
 		return ret;

@@ -276,10 +276,20 @@ static int load_cpuid(int fd, const struct cpu_state *s, struct err *err)
 	return KVM_DO(fd, KVM_SET_CPUID2, &table, err);
 }
 
+/* The guest's TSC now, and its deadline from there: at the distance that it had, at least so far ahead. */
+static int arm_timer(int fd, const struct cpu_state *s, uint64_t tsc, struct err *err)
+{
+	uint64_t ahead = s->tsc_khz * DEADLINE_AHEAD_MS, deadline = tsc + ahead;
+
+	if (s->deadline > s->tsc && s->deadline - s->tsc > ahead)
+		deadline = tsc + (s->deadline - s->tsc);
+	return ONE_MSR(fd, KVM_SET_MSRS, MSR_TSC_DEADLINE, &deadline, err);
+}
+
 static int load_msrs(int fd, const struct cpu_state *s, struct err *err)
 {
 	union msr_call call = { .head.nmsrs = s->nr_msrs };
-	uint64_t tsc = 0, ahead = s->tsc_khz * DEADLINE_AHEAD_MS, deadline;
+	uint64_t tsc = 0;
 	int ret;
 
 	memcpy(call.head.entries, s->msrs, s->nr_msrs * sizeof(s->msrs[0]));
@@ -295,12 +305,34 @@ static int load_msrs(int fd, const struct cpu_state *s, struct err *err)
 	 */
 	if (ret == 0 && tsc - s->tsc > s->tsc_khz * MS_PER_SEC)
 		ret = ONE_MSR(fd, KVM_SET_MSRS, MSR_TSC, &tsc, err);
-	if (ret < 0)
+	return ret < 0 ? ret : arm_timer(fd, s, tsc, err);
+}
+
+int cpu_rest(int vcpu_fd, struct cpu_state *s, struct err *err)
+{
+	uint64_t off = 0;
+	int ret;
+
+	if ((ret = KVM_DO(vcpu_fd, KVM_GET_REGS, &s->regs, err)) < 0 ||
+	    (ret = ONE_MSR(vcpu_fd, KVM_GET_MSRS, MSR_TSC, &s->tsc, err)) < 0 ||
+	    (ret = ONE_MSR(vcpu_fd, KVM_GET_MSRS, MSR_TSC_DEADLINE, &s->deadline, err)) < 0 ||
+	    (ret = ONE_MSR(vcpu_fd, KVM_SET_MSRS, MSR_TSC_DEADLINE, &off, err)) < 0 ||
+	    /* A tick that is due and not yet delivered goes when the LAPIC is set. */
+	    (ret = KVM_DO(vcpu_fd, KVM_GET_LAPIC, &s->lapic, err)) < 0)
 		return ret;
-	deadline = tsc + ahead;
-	if (s->deadline > s->tsc && s->deadline - s->tsc > ahead)
-		deadline = tsc + (s->deadline - s->tsc);
-	return ONE_MSR(fd, KVM_SET_MSRS, MSR_TSC_DEADLINE, &deadline, err);
+	ret = KVM_DO(vcpu_fd, KVM_SET_LAPIC, &s->lapic, err);
+	return ret < 0 ? ret : 0;
+}
+
+int cpu_wake(int vcpu_fd, const struct cpu_state *s, struct err *err)
+{
+	uint64_t tsc = 0;
+	int ret;
+
+	if ((ret = KVM_DO(vcpu_fd, KVM_SET_REGS, &s->regs, err)) < 0 ||
+	    (ret = ONE_MSR(vcpu_fd, KVM_GET_MSRS, MSR_TSC, &tsc, err)) < 0)
+		return ret;
+	return arm_timer(vcpu_fd, s, tsc, err);
 }
 
 int cpu_load(int vcpu_fd, const struct cpu_state *s, struct err *err)

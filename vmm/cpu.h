@@ -55,6 +55,14 @@ NODISCARD int cpu_save(const struct kvm_vm *vm, int vcpu_fd, struct cpu_state *s
  */
 NODISCARD int cpu_load(int vcpu_fd, const struct cpu_state *state, struct err *err);
 
+/*
+ * A vCPU that stands still for long: cpu_rest() keeps its registers and timer in `state` (which cpu_load() has
+ * loaded, or cpu_save() filled) and stops the timer, cpu_wake() gives it the registers of `state` and the timer
+ * back, as cpu_load() does.
+ */
+NODISCARD int cpu_rest(int vcpu_fd, struct cpu_state *state, struct err *err);
+NODISCARD int cpu_wake(int vcpu_fd, const struct cpu_state *state, struct err *err);
+
 void cpu_state_put(struct state_buf *buf, uint16_t id, const struct cpu_state *state);
 NODISCARD int cpu_state_get(struct state_buf *buf, uint16_t id, struct cpu_state *state,
                             struct err *err);

@@ -4,7 +4,8 @@
 #include "core/log.h"
 #include "core/own.h"
 #include "vmm/clock.h"
-#include "vmm/vm.h"
+#include "vmm/lines.h"
+#include "vmm/thaw.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +18,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LINE_MAX_LEN        (64u << 10)
 #define AGENT_PORT          1024
 #define DEFAULT_OVERLAY_DIR "/var/tmp"
 #define MIB                 (1ull << 20)
@@ -25,30 +25,34 @@
 
 struct ctl {
 	int fd;
-	int sent_fd; /* came with the line that is being read; -1: none */
 	bool has_vm, over;
+	struct thaw_source *source; /* owned; NULL: none yet */
 	int ret;
 	unsigned long long start_ns, line_ns;
 	struct vm vm;
 	struct loop_op poll_op, term_op;
 	int term_fd;
-	size_t len;
-	char line[LINE_MAX_LEN + 1];
+	struct lines lines;
 };
 
 static void say(struct ctl *ctl, json_t *object)
 {
-	char *text = json_dumps(object, JSON_COMPACT);
-	char end = '\n';
-	struct iovec iov[2] = { { text, text ? strlen(text) : 0 }, { &end, 1 } };
-	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = 2 };
+	own_free char *text = json_dumps(object, JSON_COMPACT);
 
 	json_decref(object);
-	/* A peer that lets its socket fill up with answers is gone for our purposes. */
-	if (!text ||
-	    sendmsg(ctl->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)(iov[0].iov_len + 1))
+	if (!text || lines_write(ctl->fd, text) < 0)
 		ctl->over = true;
-	free(text);
+}
+
+/* The descriptor that came with the line, or -1; it stays the line's. */
+static int sent_fd(const struct ctl *ctl)
+{
+	return ctl->lines.sent_fd[0];
+}
+
+static int take_sent_fd(struct ctl *ctl)
+{
+	return fd_take(&ctl->lines.sent_fd[0]);
 }
 
 static void say_error(struct ctl *ctl, const struct err *err)
@@ -65,6 +69,9 @@ static void on_vm_event(void *ctx, enum vm_event event)
 	switch (event) {
 	case VM_PARKED:
 		say(ctl, json_pack("{s:s}", "event", "parked"));
+		break;
+	case VM_STANDS_BY:
+		say(ctl, json_pack("{s:s}", "event", "standby"));
 		break;
 	case VM_FIRST_DONE:
 		say(ctl, json_pack("{s:s}", "event", "first-done"));
@@ -123,9 +130,9 @@ static int parse_serial(struct ctl *ctl, const json_t *line, struct vm_boot_conf
 	if (strcmp(kind, "fd") != 0)
 		return err_set(err, -EINVAL,
 		               "serial: want \"log\", \"none\" or \"fd\", not \"%.32s\"", kind);
-	if (ctl->sent_fd < 0)
+	if (sent_fd(ctl) < 0)
 		return err_set(err, -EINVAL, "serial \"fd\": no descriptor came with the line");
-	config->serial_out = config->serial_in = fd_take(&ctl->sent_fd);
+	config->serial_out = config->serial_in = take_sent_fd(ctl);
 	config->serial_hold = true;
 	return 0;
 }
@@ -186,26 +193,37 @@ static char *wake_json(const json_t *line)
 	return text;
 }
 
+/* A zygote's child has its source already; a member of a pool has used its own. */
+static int open_source(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	const char *dir = string_of(line, "dir");
+
+	if (!dir)
+		return ctl->source ? 0 : err_set(err, -EINVAL, "thaw: dir is missing");
+	if (ctl->source && strcmp(ctl->source->dir, dir) == 0)
+		return 0;
+	if (ctl->has_vm)
+		return err_set(err, -EINVAL, "thaw: this machine is of %s", ctl->source->dir);
+	thaw_source_close(ctl->source);
+	return thaw_source_open(&ctl->source, dir, err);
+}
+
 static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 {
 	own_free char *wake = wake_json(line);
-	struct vm_thaw_config config = { .dir = string_of(line, "dir"),
-		                         .vsock_path = string_of(line, "vsock"),
+	struct vm_thaw_config config = { .vsock_path = string_of(line, "vsock"),
 		                         .overlay_dir = overlay_dir(line),
 		                         .hostname = string_of(line, "hostname"),
 		                         .wake = wake,
 		                         .reseed = !json_is_false(json_object_get(line, "reseed")),
 		                         .record = json_is_true(json_object_get(line, "record")),
-		                         .hold = json_is_true(json_object_get(line, "hold")),
-		                         .first_fd = -1 };
+		                         .hold = json_is_true(json_object_get(line, "hold")) };
 	struct vm *vm = &ctl->vm;
 	int ret;
 
-	if (!config.dir)
-		return err_set(err, -EINVAL, "thaw: dir is missing");
 	config.age_ns = (uint64_t)json_integer_value(json_object_get(line, "age_s")) * NS_PER_SEC;
-	config.first_fd = fd_take(&ctl->sent_fd);
-	ret = vm_thaw(vm, &config, err);
+	config.first_fd = take_sent_fd(ctl);
+	ret = vm_thaw(vm, ctl->source, &config, err);
 	if (ret < 0)
 		return ret;
 	if (!json_is_true(json_object_get(line, "paused"))) {
@@ -219,16 +237,55 @@ static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 	return 0;
 }
 
+static int make_shell(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	int ret = vm_make_shell(&ctl->vm, ctl->source, overlay_dir(line), err);
+
+	if (ret == 0)
+		say(ctl, json_pack("{s:b}", "ok", 1));
+	return ret;
+}
+
+static int warm_up(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	int ret = vm_warm_up(&ctl->vm, ctl->source, overlay_dir(line), err);
+
+	if (ret == 0)
+		say(ctl, json_pack("{s:b}", "ok", 1));
+	return ret;
+}
+
+/* The commands that make a machine, and the stages of a machine at which they may come. */
+static const struct {
+	const char *name;
+	int (*run)(struct ctl *ctl, const json_t *line, struct err *err);
+	bool needs_source, of_member;
+} starts[] = {
+	{ "boot", boot, false, false },
+	{ "thaw", thaw, true, true },
+	{ "shell", make_shell, true, false },
+	{ "standby", warm_up, true, false },
+};
+
 static int start(struct ctl *ctl, const json_t *line, struct err *err)
 {
 	const char *cmd = string_of(line, "cmd");
+	enum vm_stage stage = ctl->vm.stage;
+	size_t i = 0;
 	int ret;
 
-	if (ctl->has_vm)
+	while (strcmp(cmd, starts[i].name) != 0)
+		i++;
+	if (stage == VM_WARMING)
+		return err_set(err, -EAGAIN, "%s: the machine is not yet ready to stand by", cmd);
+	if (ctl->has_vm && !(starts[i].of_member && stage != VM_LIVE))
 		return err_set(err, -EBUSY, "%s: this monitor has its machine already", cmd);
+	ret = starts[i].needs_source ? open_source(ctl, line, err) : 0;
+	if (!ctl->has_vm)
+		vm_init(&ctl->vm, on_vm_event, ctl);
 	ctl->has_vm = true;
-	vm_init(&ctl->vm, on_vm_event, ctl);
-	ret = strcmp(cmd, "boot") == 0 ? boot(ctl, line, err) : thaw(ctl, line, err);
+	if (ret == 0)
+		ret = starts[i].run(ctl, line, err);
 	if (ret < 0) { /* one machine, one process: nothing else can come of this one */
 		ctl->over = true;
 		ctl->ret = ret;
@@ -285,14 +342,14 @@ static int connect_port(struct ctl *ctl, const json_t *line, struct err *err)
 	json_int_t port = json_integer_value(json_object_get(line, "port"));
 	int ret;
 
-	if (ctl->sent_fd < 0)
+	if (sent_fd(ctl) < 0)
 		return err_set(err, -EINVAL, "connect: no descriptor came with the line");
 	if (port <= 0 || port > UINT32_MAX)
 		return err_set(err, -EINVAL, "connect: port %lld is not possible", (long long)port);
-	ret = vm_connect(&ctl->vm, ctl->sent_fd, (uint32_t)port, err);
+	ret = vm_connect(&ctl->vm, sent_fd(ctl), (uint32_t)port, err);
 	if (ret < 0)
 		return ret;
-	ctl->sent_fd = -1;
+	(void)take_sent_fd(ctl); /* the device's now */
 	say(ctl, json_pack("{s:b}", "ok", 1));
 	return 0;
 }
@@ -321,13 +378,14 @@ static int quit(struct ctl *ctl, const json_t *line, struct err *err)
 static const struct {
 	const char *name;
 	int (*run)(struct ctl *ctl, const json_t *line, struct err *err);
-	bool needs_vm;
+	enum vm_stage from; /* which the machine must have reached */
 } commands[] = {
-	{ "boot", start, false },          { "thaw", start, false },
-	{ "pause", pause_vm, true },       { "resume", resume_vm, true },
-	{ "snapshot", snapshot, true },    { "workset", workset, true },
-	{ "connect", connect_port, true }, { "stats", stats, true },
-	{ "quit", quit, false },
+	{ "boot", start, VM_EMPTY },          { "thaw", start, VM_EMPTY },
+	{ "shell", start, VM_EMPTY },         { "standby", start, VM_EMPTY },
+	{ "pause", pause_vm, VM_LIVE },       { "resume", resume_vm, VM_LIVE },
+	{ "snapshot", snapshot, VM_LIVE },    { "workset", workset, VM_LIVE },
+	{ "connect", connect_port, VM_LIVE }, { "stats", stats, VM_SHELL },
+	{ "quit", quit, VM_EMPTY },
 };
 
 static int dispatch(struct ctl *ctl, const json_t *line, struct err *err)
@@ -339,7 +397,7 @@ static int dispatch(struct ctl *ctl, const json_t *line, struct err *err)
 	for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
 		if (strcmp(cmd, commands[i].name) != 0)
 			continue;
-		if (commands[i].needs_vm && !ctl->has_vm)
+		if (ctl->vm.stage < commands[i].from)
 			return err_set(err, -ENODEV, "%s: boot or thaw a machine first", cmd);
 		return commands[i].run(ctl, line, err);
 	}
@@ -360,57 +418,25 @@ static void on_line(struct ctl *ctl, const char *text, size_t len)
 	if (err.code)
 		say_error(ctl, &err);
 	json_decref(line);
-	own_close_fd(&ctl->sent_fd);
-	ctl->sent_fd = -1;
-}
-
-static void take_fds(struct ctl *ctl, struct msghdr *msg)
-{
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
-		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-			continue;
-		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
-			int fd;
-
-			memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
-			own_close_fd(&ctl->sent_fd);
-			ctl->sent_fd = fd;
-		}
-	}
+	lines_drop_fds(&ctl->lines);
 }
 
 /* Reads once and serves the whole lines there are. `flags` for recvmsg. */
 static void read_lines(struct ctl *ctl, int flags)
 {
-	char control[CMSG_SPACE(4 * sizeof(int))];
-	struct iovec iov = { ctl->line + ctl->len, LINE_MAX_LEN - ctl->len };
-	struct msghdr msg = { .msg_iov = &iov,
-		              .msg_iovlen = 1,
-		              .msg_control = control,
-		              .msg_controllen = sizeof(control) };
-	ssize_t n = recvmsg(ctl->fd, &msg, flags | MSG_CMSG_CLOEXEC);
-	char *end;
+	int ret = lines_read(&ctl->lines, flags);
+	const char *text;
+	size_t len;
 
-	if (n <= 0) {
-		ctl->over = n == 0 || (errno != EAGAIN && errno != EINTR);
-		return;
-	}
-	take_fds(ctl, &msg);
-	ctl->len += (size_t)n;
-	while (!ctl->over && (end = memchr(ctl->line, '\n', ctl->len))) {
-		size_t used = (size_t)(end - ctl->line) + 1;
-
-		on_line(ctl, ctl->line, used - 1);
-		ctl->len -= used;
-		memmove(ctl->line, ctl->line + used, ctl->len);
-	}
-	if (!ctl->over && ctl->len == LINE_MAX_LEN) {
+	if (ret == -E2BIG) {
 		struct err err;
 
-		err_set(&err, -E2BIG, "a line has at most %u bytes", LINE_MAX_LEN);
+		err_set(&err, ret, "a line has at most %u bytes", LINES_MAX);
 		say_error(ctl, &err);
-		ctl->over = true;
 	}
+	ctl->over = ctl->over || ret < 0;
+	while (!ctl->over && (text = lines_next(&ctl->lines, &len)))
+		on_line(ctl, text, len);
 }
 
 static void on_readable(struct loop_op *op, int res)
@@ -447,7 +473,7 @@ static int open_signals(void)
 	return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-int ctl_serve(int fd, unsigned long long start_ns)
+int ctl_serve(int fd, struct thaw_source *source, unsigned long long start_ns)
 {
 	struct ctl *ctl = calloc(1, sizeof(*ctl));
 	int ret;
@@ -457,7 +483,8 @@ int ctl_serve(int fd, unsigned long long start_ns)
 		return -ENOMEM;
 	}
 	ctl->fd = fd;
-	ctl->sent_fd = -1;
+	ctl->source = source;
+	lines_init(&ctl->lines, fd);
 	ctl->start_ns = start_ns;
 	ctl->poll_op.done = on_readable;
 	ctl->term_op.done = on_term;
@@ -471,6 +498,7 @@ int ctl_serve(int fd, unsigned long long start_ns)
 	}
 	if (ctl->has_vm)
 		vm_close(&ctl->vm);
+	thaw_source_close(ctl->source);
 	ret = ctl->ret;
 	close(ctl->term_fd);
 	close(ctl->fd);

@@ -3,6 +3,7 @@
 #include "core/log.h"
 #include "core/own.h"
 #include "vmm/clock.h"
+#include "vmm/guestpages.h"
 #include "vmm/machine_state.h"
 #include "vmm/vm.h"
 
@@ -86,6 +87,21 @@ static int put_state(struct vm *vm, struct snapshot_out *out, const struct snaps
 	return ret;
 }
 
+/* All that the parked interpreter has mapped may be mapped ahead of its use, by a KVM that shadows its tables. */
+static int touch_pages(struct vm *vm, struct err *err)
+{
+	struct kvm_sregs sregs;
+	int ret;
+
+	if (vm->bell.s.phase != DOORBELL_PARKED)
+		return 0;
+	ret = KVM_DO(vm->vcpu[0].fd, KVM_GET_SREGS, &sregs, err);
+	if (ret < 0 || !guestpages_can_walk(&sregs))
+		return ret;
+	ret = guestpages_touch(&vm->mem, sregs.cr3);
+	return ret < 0 ? err_set(err, ret, "the guest's page tables: %s", strerror(-ret)) : 0;
+}
+
 static int put_parts(struct vm *vm, struct snapshot_out *out, struct err *err)
 {
 	struct snapshot_head head = { .memory_size = vm->mem.size,
@@ -98,6 +114,8 @@ static int put_parts(struct vm *vm, struct snapshot_out *out, struct err *err)
 	if (getrandom(head.id, sizeof(head.id), 0) != sizeof(head.id))
 		return err_set(err, -errno, "getrandom: %s", strerror(errno));
 	ret = put_state(vm, out, &head, err);
+	if (ret == 0)
+		ret = touch_pages(vm, err);
 	if (ret == 0)
 		ret = snapshot_put_memory(out, &vm->mem, head.id, err);
 	if (ret == 0)

@@ -15,45 +15,57 @@
 #define PTE_LARGE    (1ull << 7)
 #define PTE_ADDRESS  0x000ffffffffff000ull
 
+enum what { VISIT, FORGET, TOUCH };
+
 struct walk {
 	const struct gmem *mem;
-	const struct guestpages_visit *visit; /* NULL: clear the flags */
+	enum what what;
+	const struct guestpages_visit *visit;
 	unsigned nr_tables;
 };
 
-static int clear_flags(struct walk *w, uint64_t table, uint64_t *entries)
+static int set_flags(struct walk *w, uint64_t table, uint64_t *entries, uint64_t flag)
 {
 	bool any = false;
 
 	for (unsigned i = 0; i < ENTRIES; i++) {
-		if (!(entries[i] & PTE_PRESENT) || !(entries[i] & PTE_ACCESSED))
+		if (!(entries[i] & PTE_PRESENT) || (entries[i] & PTE_ACCESSED) == flag)
 			continue;
-		entries[i] &= ~PTE_ACCESSED;
+		entries[i] ^= PTE_ACCESSED;
 		any = true;
 	}
 	return any ? gmem_write(w->mem, gpa(table), entries, ENTRIES * sizeof(*entries)) : 0;
 }
 
 /* Returns whether one was accessed, or -errno; so does walk_table(). */
-static int leaves(struct walk *w, uint64_t table, uint64_t *entries, bool writable)
+static int leaves(struct walk *w, uint64_t table, uint64_t *entries, uint64_t va, bool writable)
 {
 	bool used = false;
 
-	if (!w->visit)
-		return clear_flags(w, table, entries);
+	if (w->what != VISIT)
+		return set_flags(w, table, entries, w->what == TOUCH ? PTE_ACCESSED : 0);
 	for (unsigned i = 0; i < ENTRIES; i++) {
 		bool accessed = entries[i] & PTE_ACCESSED;
 
 		if (!(entries[i] & PTE_PRESENT))
 			continue;
-		w->visit->page(w->visit->ctx, entries[i] & PTE_ADDRESS, accessed,
-		               writable && (entries[i] & PTE_WRITE));
+		if (w->visit->page)
+			w->visit->page(w->visit->ctx, entries[i] & PTE_ADDRESS,
+			               va + (uint64_t)i * GMEM_PAGE, accessed,
+			               writable && (entries[i] & PTE_WRITE));
 		used = used || accessed;
 	}
 	return used;
 }
 
-static int walk_table(struct walk *w, uint64_t table, unsigned level, bool writable)
+static void large(struct walk *w, uint64_t entry, bool writable)
+{
+	if (w->what == VISIT && w->visit->large)
+		w->visit->large(w->visit->ctx, entry & PTE_ADDRESS & ~(GUESTPAGES_LARGE - 1),
+		                writable && (entry & PTE_WRITE));
+}
+
+static int walk_table(struct walk *w, uint64_t table, unsigned level, uint64_t va, bool writable)
 {
 	const unsigned nr = level == TOP ? LOWER_HALF : ENTRIES;
 	uint64_t entries[ENTRIES];
@@ -64,38 +76,49 @@ static int walk_table(struct walk *w, uint64_t table, unsigned level, bool writa
 	if (++w->nr_tables > MAX_TABLES)
 		return -ELOOP;
 	if (level == 0)
-		used = leaves(w, table, entries, writable);
+		used = leaves(w, table, entries, va, writable);
 	for (unsigned i = 0; level && i < nr && ret >= 0; i++) {
-		if (!(entries[i] & PTE_PRESENT) || (level < TOP && (entries[i] & PTE_LARGE)))
+		if (!(entries[i] & PTE_PRESENT))
 			continue;
-		ret = walk_table(w, entries[i] & PTE_ADDRESS, level - 1,
-		                 writable && (entries[i] & PTE_WRITE));
+		if (level == 1 && (entries[i] & PTE_LARGE))
+			large(w, entries[i], writable);
+		else if (level == TOP || !(entries[i] & PTE_LARGE))
+			ret = walk_table(w, entries[i] & PTE_ADDRESS, level - 1,
+			                 va + ((uint64_t)i << (12 + 9 * level)),
+			                 writable && (entries[i] & PTE_WRITE));
 		used |= ret;
 	}
 	if (ret < 0 || used < 0)
 		return ret < 0 ? ret : used;
-	if (w->visit)
+	if (w->what == VISIT && w->visit->table)
 		w->visit->table(w->visit->ctx, table, used);
 	return used;
 }
 
 static int walk(struct walk *w, uint64_t cr3)
 {
-	int ret = walk_table(w, cr3 & PTE_ADDRESS, TOP, true);
+	int ret = walk_table(w, cr3 & PTE_ADDRESS, TOP, 0, true);
 
 	return ret < 0 ? ret : 0;
 }
 
 int guestpages_walk(const struct gmem *mem, uint64_t cr3, const struct guestpages_visit *visit)
 {
-	struct walk w = { .mem = mem, .visit = visit };
+	struct walk w = { .mem = mem, .what = VISIT, .visit = visit };
 
 	return walk(&w, cr3);
 }
 
 int guestpages_forget(const struct gmem *mem, uint64_t cr3)
 {
-	struct walk w = { .mem = mem };
+	struct walk w = { .mem = mem, .what = FORGET };
+
+	return walk(&w, cr3);
+}
+
+int guestpages_touch(const struct gmem *mem, uint64_t cr3)
+{
+	struct walk w = { .mem = mem, .what = TOUCH };
 
 	return walk(&w, cr3);
 }

@@ -10,15 +10,28 @@
 #include "core/compiler.h"
 #include "core/gmem.h"
 
+#include <linux/kvm.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+/* The tables are of the kind that is understood here: 64-bit, four levels. */
+static inline bool guestpages_can_walk(const struct kvm_sregs *sregs)
+{
+	const uint64_t pae = 1ull << 5, la57 = 1ull << 12, lma = 1ull << 10;
+
+	return (sregs->cr4 & pae) && !(sregs->cr4 & la57) && (sregs->efer & lma);
+}
+
+#define GUESTPAGES_LARGE (2ull << 20) /* bytes */
+
 struct guestpages_visit {
-	/* A page that is a table of the lower half; accessed: a page below it was. After all below it. */
+	/* A page that is a table of the lower half; accessed: a page of 4 KiB below it was. After all below it. */
 	void (*table)(void *ctx, uint64_t gpa, bool accessed);
-	/* A mapped page of 4 KiB; writable: at all levels. Larger ones are not visited. */
-	void (*page)(void *ctx, uint64_t gpa, bool accessed, bool writable);
-	void *ctx;
+	/* A page of 4 KiB mapped at `va`, in the order of these; writable: at all levels. */
+	void (*page)(void *ctx, uint64_t gpa, uint64_t va, bool accessed, bool writable);
+	/* A page of 2 MiB. */
+	void (*large)(void *ctx, uint64_t gpa, bool writable);
+	void *ctx; /* any of these may be NULL */
 };
 
 /*
@@ -28,7 +41,9 @@ struct guestpages_visit {
 NODISCARD int guestpages_walk(const struct gmem *mem, uint64_t cr3,
                               const struct guestpages_visit *visit);
 
-/* Clears the accessed flag of each page of the lower half. As guestpages_walk(). */
+/* Clears the accessed flag of each page of 4 KiB of the lower half. As guestpages_walk(). */
 NODISCARD int guestpages_forget(const struct gmem *mem, uint64_t cr3);
+/* Sets it: a shadow-paging KVM maps pages ahead of their use only where it is set. As guestpages_walk(). */
+NODISCARD int guestpages_touch(const struct gmem *mem, uint64_t cr3);
 
 #endif

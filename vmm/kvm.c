@@ -88,6 +88,13 @@ int kvm_check(int sys_fd, struct err *err)
 	return 0;
 }
 
+int kvm_open_checked(int *sys_fd, struct err *err)
+{
+	int ret = *sys_fd = kvm_open(err);
+
+	return ret < 0 ? ret : kvm_check(*sys_fd, err);
+}
+
 static void report_add(json_t *list, const char *name, bool ok, const char *detail)
 {
 	json_array_append_new(
@@ -137,10 +144,7 @@ int kvm_vm_open(struct kvm_vm *vm, const struct gmem *mem, struct err *err)
 	uint64_t identity = IDENTITY_ADDR;
 	int ret;
 
-	*vm = (struct kvm_vm)KVM_VM_NONE;
-	vm->sys_fd = ret = kvm_open(err);
-	if (ret >= 0)
-		ret = kvm_check(vm->sys_fd, err);
+	ret = vm->sys_fd < 0 ? kvm_open_checked(&vm->sys_fd, err) : 0;
 	if (ret >= 0)
 		vm->fd = ret = KVM_DO(vm->sys_fd, KVM_CREATE_VM, 0, err);
 	if (ret >= 0)

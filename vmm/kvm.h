@@ -43,7 +43,13 @@ NODISCARD int kvm_check(int sys_fd, struct err *err);
 /* The same as a JSON array of {"name","ok","detail"} for `thawbox doctor`. The caller's reference. */
 json_t *kvm_report(void);
 
-/* Makes a VM with `mem` as its slots and a split irqchip of 24 pins, in the order that is fast. */
+/* Both of these: *sys_fd is the caller's in any case. */
+NODISCARD int kvm_open_checked(int *sys_fd, struct err *err);
+
+/*
+ * Makes a VM with `mem` as its slots and a split irqchip of 24 pins, in the order that is fast. `vm` is
+ * KVM_VM_NONE, or has a sys_fd that has been checked.
+ */
 NODISCARD int kvm_vm_open(struct kvm_vm *vm, const struct gmem *mem, struct err *err);
 /* Safe on KVM_VM_NONE; idempotent. */
 void kvm_vm_close(struct kvm_vm *vm);

@@ -46,30 +46,32 @@ int machine_state_put(struct vm *vm, struct state_buf *buf, struct err *err)
 	return 0;
 }
 
-int machine_state_get_cpus(struct vm *vm, struct state_buf *buf, unsigned nr_vcpus,
-                           struct machine_cpus *cpus, struct err *err)
+int machine_state_get(struct state_buf *buf, unsigned nr_vcpus, struct machine *machine,
+                      struct err *err)
 {
 	struct machine_clock clock = { 0 };
-	int ret = state_get(buf, guestsym_state_desc(), 0, &vm->gsym, err);
+	int ret = state_get(buf, guestsym_state_desc(), 0, &machine->gsym, err);
 
 	if (ret == 0)
 		ret = state_get(buf, machine_clock_desc(), 0, &clock, err);
-	cpus->kvmclock_ns = clock.kvmclock_ns;
+	machine->kvmclock_ns = clock.kvmclock_ns;
 	for (unsigned i = 0; ret == 0 && i < nr_vcpus; i++)
-		ret = cpu_state_get(buf, (uint16_t)i, &cpus->cpu[i], err);
+		ret = cpu_state_get(buf, (uint16_t)i, &machine->cpu[i], err);
+	if (ret == 0)
+		ret = state_get(buf, doorbell_state_desc(), 0, &machine->bell, err);
 	return ret;
 }
 
-int machine_state_get_bell(struct vm *vm, struct state_buf *buf, struct err *err)
+int machine_state_check_bell(const struct doorbell_state *bell, const struct gmem *mem,
+                             struct err *err)
 {
 	struct gview view;
-	int ret = state_get(buf, doorbell_state_desc(), 0, &vm->bell.s, err);
 
-	for (unsigned i = 0; ret == 0 && i < vm->bell.s.nr_pages; i++)
-		if (gmem_view(&vm->mem, gpa(vm->bell.s.page[i]), GMEM_PAGE, &view) < 0)
-			ret = err_set(err, -EBADMSG,
-			              "section BELL: a mailbox page outside the guest's memory");
-	return ret;
+	for (unsigned i = 0; i < bell->nr_pages; i++)
+		if (gmem_view(mem, gpa(bell->page[i]), GMEM_PAGE, &view) < 0)
+			return err_set(err, -EBADMSG,
+			               "section BELL: a mailbox page outside the guest's memory");
+	return 0;
 }
 
 int machine_state_get_devices(struct vm *vm, struct state_buf *buf, struct err *err)

@@ -11,15 +11,18 @@
 /* Appends all sections of a paused machine whose devices are idle. Errors of `buf` are sticky. */
 NODISCARD int machine_state_put(struct vm *vm, struct state_buf *buf, struct err *err);
 
-/* What the vCPUs and their VM need, read before there is a VM. */
-struct machine_cpus {
+/* What stands before the devices, read before there is a VM. */
+struct machine {
+	struct guestsym_state gsym;
 	uint64_t kvmclock_ns; /* KVM_GET_CLOCK when it was saved */
 	struct cpu_state cpu[SNAPSHOT_MAX_VCPUS];
+	struct doorbell_state bell; /* its pages are not yet checked: machine_state_check_bell() */
 };
-NODISCARD int machine_state_get_cpus(struct vm *vm, struct state_buf *buf, unsigned nr_vcpus,
-                                     struct machine_cpus *cpus, struct err *err);
-/* The doorbell: comes next, for the first request goes through it. */
-NODISCARD int machine_state_get_bell(struct vm *vm, struct state_buf *buf, struct err *err);
+NODISCARD int machine_state_get(struct state_buf *buf, unsigned nr_vcpus, struct machine *machine,
+                                struct err *err);
+/* The mailbox lies in the memory of the machine. */
+NODISCARD int machine_state_check_bell(const struct doorbell_state *bell, const struct gmem *mem,
+                                       struct err *err);
 /* The devices, which are open and not yet used. */
 NODISCARD int machine_state_get_devices(struct vm *vm, struct state_buf *buf, struct err *err);
 

@@ -5,6 +5,7 @@
 #include "vmm/cpu.h"
 #include "vmm/ctl.h"
 #include "vmm/kvm.h"
+#include "vmm/zygote.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 enum { EX_DONE = 0, EX_FAILED = 1, EX_BAD_USE = 2 };
 
 static const char help[] =
-	"Usage: thawbox-vmm --control-fd N | --control PATH [--log LEVEL]\n"
+	"Usage: thawbox-vmm --control-fd N | --control PATH [--zygote] [--log LEVEL]\n"
 	"       thawbox-vmm --check | --fingerprint | --version\n"
 	"\n"
 	"Runs one microVM. The program that starts it talks to it over a stream socket, one JSON\n"
@@ -28,10 +29,13 @@ static const char help[] =
 	"{\"cmd\":\"boot\",\"kernel\":\"vmlinux\",\"disks\":[{\"path\":\"root.img\",\"readonly\":"
 	"true}],\"serial\":\"log\"}\n"
 	"  {\"cmd\":\"thaw\",\"dir\":\"/var/lib/thawbox/templates/code-interpreter/current\"}\n"
-	"  pause, resume, snapshot, workset, connect, stats, quit\n"
+	"  shell, standby (most of a thaw ahead of time), pause, resume, snapshot, workset, "
+	"connect, stats, quit\n"
 	"\n"
 	"  --control-fd N   the socket is descriptor N, already connected\n"
 	"  --control PATH   listen on this Unix socket and take one connection\n"
+	"  --zygote         run none: fork one for each control socket that comes with a line\n"
+	"                   {\"cmd\":\"spawn\"}, after {\"cmd\":\"open\",\"dir\":...}\n"
 	"  --log LEVEL      error, warning (default), info or debug, on standard error\n"
 	"  --check          what this host's KVM offers, as JSON; exit 1 when something is "
 	"missing\n"
@@ -79,7 +83,7 @@ static int level_of(const char *name)
 	return -1;
 }
 
-static int serve(int fd, const char *path, uint64_t start_ns)
+static int serve(int fd, const char *path, bool zygote, uint64_t start_ns)
 {
 	struct err err = { 0 };
 
@@ -90,7 +94,8 @@ static int serve(int fd, const char *path, uint64_t start_ns)
 		        err.remedy[0] ? "  remedy: " : "", err.remedy, err.remedy[0] ? "\n" : "");
 		return EX_FAILED;
 	}
-	return ctl_serve(fd, start_ns) < 0 ? EX_FAILED : EX_DONE;
+	return (zygote ? zygote_serve(fd) : ctl_serve(fd, NULL, start_ns)) < 0 ? EX_FAILED
+	                                                                       : EX_DONE;
 }
 
 int main(int argc, char **argv)
@@ -98,6 +103,7 @@ int main(int argc, char **argv)
 	static const struct option options[] = {
 		{ "control-fd", required_argument, NULL, 'f' },
 		{ "control", required_argument, NULL, 'c' },
+		{ "zygote", no_argument, NULL, 'z' },
 		{ "log", required_argument, NULL, 'l' },
 		{ "check", no_argument, NULL, 'k' },
 		{ "fingerprint", no_argument, NULL, 'p' },
@@ -108,6 +114,7 @@ int main(int argc, char **argv)
 	uint64_t start_ns = clock_mono_ns();
 	int fd = -1, opt, level = LOG_LVL_WARN;
 	const char *path = NULL;
+	bool zygote = false;
 	char *end;
 
 	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -119,6 +126,9 @@ int main(int argc, char **argv)
 			break;
 		case 'c':
 			path = optarg;
+			break;
+		case 'z':
+			zygote = true;
 			break;
 		case 'l':
 			level = level_of(optarg);
@@ -142,5 +152,5 @@ int main(int argc, char **argv)
 	if (optind < argc || (fd < 0) == !path)
 		return usage("want one of --control-fd N and --control PATH");
 	log_open(2, (enum log_level)level, "thawbox-vmm");
-	return serve(fd, path, start_ns);
+	return serve(fd, path, zygote, start_ns);
 }

@@ -18,6 +18,8 @@
 #define TAKE     4u   /* runs that a thread takes at once */
 #define PROBES   16u  /* pages that tell whether the cache is cold */
 #define FEW      64u  /* pages in the cache that do not spoil a recording */
+#define WINDOW   8u   /* pages, by address: KVM maps so many ahead of a fault (PTE_PREFETCH_NUM) */
+#define WORTH    3u   /* of a window: so many are used, and the others are worth a copy of 2.5 us each */
 
 /* Documentation/admin-guide/mm/pagemap.rst */
 #define PM_PRESENT (1ull << 63)
@@ -28,7 +30,8 @@
 	F(1, uint32_t, nr_runs)             \
 	F(1, uint32_t, written) /* pages */ \
 	F(1, uint32_t, read)                \
-	F(2, uint32_t, near)
+	F(2, uint32_t, near)                \
+	F(3, uint32_t, large)
 STATE_STRUCT(pagein_head, PAGEIN_HEAD);
 static STATE_DESC(pagein_head, PAGEIN_HEAD, "WSET", 1, NULL);
 
@@ -38,9 +41,13 @@ struct recording {
 	struct pagein_run *runs;
 	size_t nr, cap;
 	struct pagein_head head;
+	/* A window of the walk. */
+	uint64_t window;
+	unsigned nr_window, nr_used;
+	uint64_t in_window[WINDOW];
 };
 
-enum use { UNUSED, TABLE, USED_TABLE, USED_READ, USED_NEAR, USED_WRITTEN };
+enum use { UNUSED, TABLE, USED_TABLE, USED_READ, USED_NEAR, USED_WRITTEN, LARGE };
 
 /* Takes the file out of the page cache; each page that is read then comes alone. True: few are left. */
 static bool empty_cache(const struct gmem_region *r, int fd)
@@ -90,13 +97,53 @@ static void on_table(void *ctx, uint64_t addr, bool accessed)
 		rec->use[page] = accessed ? USED_TABLE : TABLE;
 }
 
-static void on_page(void *ctx, uint64_t addr, bool accessed, bool writable)
+static void on_page(void *ctx, uint64_t addr, uint64_t va, bool accessed, bool writable)
 {
 	struct recording *rec = ctx;
 	uint64_t page;
 
+	(void)va;
 	if (accessed && page_number(rec->mem, addr, &page) && rec->use[page] == UNUSED)
 		rec->use[page] = writable ? USED_NEAR : USED_READ;
+}
+
+/* What the guest may write is not mapped in one piece for long: the first copied page breaks it. */
+static void on_large(void *ctx, uint64_t addr, bool writable)
+{
+	struct recording *rec = ctx;
+	uint64_t page;
+
+	if (!writable && page_number(rec->mem, addr, &page) &&
+	    page_number(rec->mem, addr + GUESTPAGES_LARGE - GMEM_PAGE, &page))
+		memset(rec->use + page + 1 - GUESTPAGES_LARGE / GMEM_PAGE, LARGE,
+		       GUESTPAGES_LARGE / GMEM_PAGE);
+}
+
+/*
+ * KVM maps a window ahead from its first page to the first that is not private: one page that is not ends it,
+ * so a window that is much used is made private as a whole.
+ */
+static void close_window(struct recording *rec)
+{
+	for (unsigned i = 0; rec->nr_used >= WORTH && i < rec->nr_window; i++)
+		if (rec->use[rec->in_window[i]] <= USED_NEAR)
+			rec->use[rec->in_window[i]] = USED_NEAR;
+	rec->nr_window = rec->nr_used = 0;
+}
+
+static void on_window(void *ctx, uint64_t addr, uint64_t va, bool accessed, bool writable)
+{
+	struct recording *rec = ctx;
+	uint64_t page;
+
+	(void)accessed, (void)writable;
+	if (va / GMEM_PAGE / WINDOW != rec->window)
+		close_window(rec);
+	rec->window = va / GMEM_PAGE / WINDOW;
+	if (!page_number(rec->mem, addr, &page))
+		return;
+	rec->in_window[rec->nr_window++ % WINDOW] = page;
+	rec->nr_used += rec->use[page] >= USED_READ;
 }
 
 /*
@@ -105,7 +152,7 @@ static void on_page(void *ctx, uint64_t addr, bool accessed, bool writable)
  */
 static void look_up(uint8_t *use, uint64_t entry, bool was_empty)
 {
-	if (!(entry & PM_PRESENT) || *use == TABLE || *use == USED_TABLE)
+	if (!(entry & PM_PRESENT) || *use == TABLE || *use == USED_TABLE || *use == LARGE)
 		return;
 	if (!(entry & PM_FILE))
 		*use = USED_WRITTEN;
@@ -170,6 +217,9 @@ static int add_region(struct recording *rec, const struct gmem_region *r)
 		} else if (use[page] == USED_READ || use[page] == USED_TABLE) {
 			rec->head.read++;
 			ret = add_page(rec, addr, PAGEIN_READ);
+		} else if (use[page] == LARGE) {
+			rec->head.large++;
+			ret = add_page(rec, addr, PAGEIN_LARGE);
 		}
 	}
 	return ret;
@@ -177,7 +227,8 @@ static int add_region(struct recording *rec, const struct gmem_region *r)
 
 static int gather(struct recording *rec, const struct pagein_watch *watch)
 {
-	const struct guestpages_visit visit = { on_table, on_page, rec };
+	const struct guestpages_visit uses = { on_table, on_page, on_large, rec };
+	const struct guestpages_visit windows = { .page = on_window, .ctx = rec };
 	own_fd int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 	int ret = pagemap < 0 ? -errno : 0;
 
@@ -185,9 +236,12 @@ static int gather(struct recording *rec, const struct pagein_watch *watch)
 	if (!rec->use)
 		return -ENOMEM;
 	if (ret == 0 && watch->cr3)
-		ret = guestpages_walk(rec->mem, watch->cr3, &visit);
+		ret = guestpages_walk(rec->mem, watch->cr3, &uses);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
 		ret = look_up_region(rec, pagemap, &rec->mem->region[i], watch->empty);
+	if (ret == 0 && watch->cr3)
+		ret = guestpages_walk(rec->mem, watch->cr3, &windows);
+	close_window(rec);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
 		ret = add_region(rec, &rec->mem->region[i]);
 	if (ret == 0 && (rec->nr == 0 || rec->nr > MAX_RUNS))
@@ -259,17 +313,16 @@ static int run_iov(const struct gmem *mem, const struct pagein_run *run, struct 
 	size_t len = (size_t)run->nr_pages * GMEM_PAGE;
 	struct gview view;
 
-	if (run->gpa % GMEM_PAGE || run->nr_pages == 0 || run->class > PAGEIN_NEAR ||
+	if (run->gpa % GMEM_PAGE || run->nr_pages == 0 || run->class > PAGEIN_LARGE ||
 	    gmem_view(mem, gpa(run->gpa), len, &view) < 0)
 		return -EBADMSG;
 	return gview_iov(&view, 0, len, iov);
 }
 
-static int parse(struct pagein *set, const struct gmem *mem, struct state_buf *buf,
-                 const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
+static int parse(struct pagein *set, struct state_buf *buf, const uint8_t id[SNAPSHOT_ID_LEN],
+                 struct err *err)
 {
 	struct pagein_head head = { 0 };
-	struct iovec iov;
 	int ret = state_get(buf, pagein_head_desc(), 0, &head, err);
 
 	if (ret < 0)
@@ -282,14 +335,12 @@ static int parse(struct pagein *set, const struct gmem *mem, struct state_buf *b
 	if (!set->runs)
 		return err_set(err, -ENOMEM, "workset: out of memory");
 	ret = state_get_raw(buf, "RUNS", 0, set->runs, head.nr_runs * sizeof(*set->runs), err);
-	for (uint32_t i = 0; ret == 0 && i < head.nr_runs; i++)
-		if (run_iov(mem, &set->runs[i], &iov) < 0)
-			ret = err_set(err, -EBADMSG, "workset: a run outside the guest's memory");
 	if (ret < 0)
 		return ret;
 	set->nr_runs = head.nr_runs;
 	set->written = head.written;
 	set->near = head.near;
+	set->large = head.large;
 	set->read = head.read;
 	return 0;
 }
@@ -308,12 +359,10 @@ static bool is_cold(const struct pagein *set, const struct gmem *mem)
 	return false;
 }
 
-int pagein_open(struct pagein *set, const struct gmem *mem, int dir_fd,
-                const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
+int pagein_open(struct pagein *set, int dir_fd, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
 	own_fd int fd = openat(dir_fd, "workset", O_RDONLY | O_CLOEXEC);
 	struct state_buf buf = { 0 };
-	struct iovec iov;
 	int ret;
 
 	*set = (struct pagein){ 0 };
@@ -321,15 +370,53 @@ int pagein_open(struct pagein *set, const struct gmem *mem, int dir_fd,
 		return errno == ENOENT ? 0 : err_set(err, -errno, "workset: %s", strerror(errno));
 	ret = read_workset(fd, &buf, err);
 	if (ret == 0)
-		ret = parse(set, mem, &buf, id, err);
+		ret = parse(set, &buf, id, err);
 	state_buf_free(&buf);
-	if (ret < 0)
-		return ret;
-	set->cold = is_cold(set, mem);
-	for (uint32_t i = 0; set->cold && i < set->nr_runs; i++)
+	return ret;
+}
+
+/* Before anything of it is touched. */
+static void begin_cold(struct pagein *set, const struct gmem *mem)
+{
+	struct iovec iov;
+
+	/* What nobody could foresee is read alone: read-ahead would bring megabytes for each such page. */
+	for (unsigned i = 0; i < mem->nr_regions; i++)
+		(void)madvise(mem->region[i].hva, mem->region[i].len, MADV_RANDOM);
+	for (uint32_t i = 0; i < set->nr_runs; i++) {
+		bool large = set->runs[i].class == PAGEIN_LARGE;
+
 		if (run_iov(mem, &set->runs[i], &iov) == 0)
-			(void)madvise(iov.iov_base, iov.iov_len, MADV_WILLNEED);
+			(void)madvise(iov.iov_base, iov.iov_len,
+			              large ? MADV_HUGEPAGE : MADV_WILLNEED);
+	}
+}
+
+int pagein_begin(struct pagein *set, const struct gmem *mem, struct err *err)
+{
+	struct iovec iov;
+
+	for (uint32_t i = 0; i < set->nr_runs; i++)
+		if (run_iov(mem, &set->runs[i], &iov) < 0)
+			return err_set(err, -EBADMSG, "workset: a run outside the guest's memory");
+	set->cold = is_cold(set, mem);
+	if (set->cold)
+		begin_cold(set, mem);
 	return 0;
+}
+
+/* How a run is made present; 0: it is left to the page cache. */
+static int advice(const struct pagein *set, enum pagein_class class)
+{
+	switch (class) {
+	case PAGEIN_WRITTEN:
+	case PAGEIN_NEAR:
+		return MADV_POPULATE_WRITE;
+	case PAGEIN_LARGE:
+		return set->cold ? MADV_POPULATE_READ : 0;
+	default:
+		return 0;
+	}
 }
 
 int pagein_populate(struct pagein *set, const struct gmem *mem, struct err *err)
@@ -340,13 +427,15 @@ int pagein_populate(struct pagein *set, const struct gmem *mem, struct err *err)
 	while ((from = atomic_fetch_add(&set->next, TAKE)) < set->nr_runs) {
 		for (uint32_t i = from; i < from + TAKE && i < set->nr_runs; i++) {
 			const struct pagein_run *run = &set->runs[i];
+			int how = advice(set, run->class);
 
-			if (run->class == PAGEIN_READ || run_iov(mem, run, &iov) < 0)
+			if (!how || run_iov(mem, run, &iov) < 0)
 				continue;
-			if (madvise(iov.iov_base, iov.iov_len, MADV_POPULATE_WRITE) < 0)
+			if (madvise(iov.iov_base, iov.iov_len, how) < 0)
 				return err_set(err, -errno, "workset: populate: %s",
 				               strerror(errno));
-			atomic_fetch_add(&set->populated, run->nr_pages);
+			if (how == MADV_POPULATE_WRITE)
+				atomic_fetch_add(&set->populated, run->nr_pages);
 		}
 	}
 	return 0;

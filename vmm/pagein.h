@@ -14,7 +14,12 @@
 
 #include <stdatomic.h>
 
-enum pagein_class { PAGEIN_READ, PAGEIN_WRITTEN, PAGEIN_NEAR };
+enum pagein_class {
+	PAGEIN_READ,
+	PAGEIN_WRITTEN,
+	PAGEIN_NEAR,  /* read, or not used at all, among pages that are: private like these */
+	PAGEIN_LARGE, /* 2 MiB that the guest maps as one and only reads: so should the host */
+};
 
 struct pagein_watch {
 	uint64_t
@@ -45,18 +50,24 @@ struct pagein_run {
 struct pagein {
 	struct pagein_run *runs; /* owned */
 	uint32_t nr_runs;
-	uint32_t written, near, read; /* pages in the working set */
-	atomic_uint next;             /* run to take */
-	atomic_uint populated;        /* pages */
-	bool cold;                    /* the files were not in the page cache */
+	uint32_t written, near, read, large; /* pages in the working set */
+	atomic_uint next;                    /* run to take */
+	atomic_uint populated;               /* pages */
+	bool cold;                           /* the files were not in the page cache */
 };
 
 /*
- * Reads the working set of the snapshot in `dir_fd`, all of it inside `mem`. A snapshot without one is slower,
- * not wrong (0, no runs); a damaged one is an error. Begins to read what is not in the page cache.
+ * Reads the working set of the snapshot in `dir_fd`. A snapshot without one is slower, not wrong (0, no runs); a
+ * damaged one is an error.
  */
-NODISCARD int pagein_open(struct pagein *set, const struct gmem *mem, int dir_fd,
-                          const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
+NODISCARD int pagein_open(struct pagein *set, int dir_fd, const uint8_t id[SNAPSHOT_ID_LEN],
+                          struct err *err);
+
+/*
+ * Begins to read what is not in the page cache into `mem`, a private mapping of the snapshot's memory. -EBADMSG
+ * when the set does not lie in it.
+ */
+NODISCARD int pagein_begin(struct pagein *set, const struct gmem *mem, struct err *err);
 
 /* Makes pages present and private until none is left to take. Any number of threads at once. */
 NODISCARD int pagein_populate(struct pagein *set, const struct gmem *mem, struct err *err);

@@ -4,11 +4,12 @@
  * loop's brings the working set in and opens the devices; then the guest runs. What could be done at
  * the bake has been: nothing is parsed but fixed sections, nothing is hashed but those.
  */
+#include "vmm/thaw.h"
+
 #include "core/log.h"
 #include "core/own.h"
 #include "vmm/clock.h"
-#include "vmm/machine_state.h"
-#include "vmm/vm.h"
+#include "vmm/guestpages.h"
 
 #include <errno.h>
 #include <semaphore.h>
@@ -17,12 +18,8 @@
 #include <sys/random.h>
 
 #define WAKE_MAGIC 0x454b4157u /* "WAKE", docs/protocol.md section 5 */
-#define NS_PER_SEC 1000000000ull
 #define RFLAGS_IF  0x200ull
 #define NS_PER_MS  1000000ull
-#define CR4_PAE    (1ull << 5)
-#define CR4_LA57   (1ull << 12)
-#define EFER_LMA   (1ull << 10)
 
 struct wake_head {
 	uint32_t magic, wake_len;
@@ -30,25 +27,74 @@ struct wake_head {
 	uint64_t realtime_ns;
 } __attribute__((packed));
 
-/* What the vCPU's thread needs. */
+/* One thaw under way. */
 struct thaw {
 	struct vm *vm;
-	const struct vm_thaw_config *config;
-	struct machine_cpus cpus;
+	struct thaw_source *src;
+	const struct vm_thaw_config *config; /* NULL: for nobody yet */
+	const char *overlay_dir;
 	struct guestsym_wake wake;
 	const char *wake_json;
 	bool wakes;          /* an interpreter waits for the mailbox */
 	uint8_t entropy[64]; /* for the interpreter's own generators */
 	bool known;          /* the kernel's memory can be written */
 	sem_t has_slots;     /* posted when KVM has been given the memory, or will not be */
-	sem_t has_pages;     /* posted when the working set has been read, or could not be */
+	sem_t has_pages;     /* posted when the working set has been asked for, or could not be */
 };
 
+/* --- a snapshot made ready ----------------------------------------------------------------------- */
+
+static int read_source(struct thaw_source *src, const char *dir, struct err *err)
+{
+	int ret = snapshot_open(&src->snap, dir, err);
+
+	if (ret < 0)
+		return ret;
+	ret = machine_state_get(&src->snap.state, src->snap.head.nr_vcpus, &src->machine, err);
+	if (ret < 0)
+		return err_wrap(err, "state");
+	return pagein_open(&src->pagein, src->snap.dir_fd, src->snap.head.id, err);
+}
+
+int thaw_source_open(struct thaw_source **out, const char *dir, struct err *err)
+{
+	struct thaw_source *src = calloc(1, sizeof(*src));
+	int ret;
+
+	*out = NULL;
+	if (!src)
+		return err_set(err, -ENOMEM, "thaw: out of memory");
+	src->kvm_fd = -1;
+	if (strlen(dir) >= sizeof(src->dir)) {
+		free(src);
+		return err_set(err, -ENAMETOOLONG, "snapshot: the path has over %zu bytes",
+		               sizeof(src->dir) - 1);
+	}
+	strcpy(src->dir, dir);
+	ret = read_source(src, dir, err);
+	if (ret < 0) {
+		thaw_source_close(src);
+		return err_wrap(err, "thaw %s", dir);
+	}
+	*out = src;
+	return 0;
+}
+
+void thaw_source_close(struct thaw_source *src)
+{
+	if (!src)
+		return;
+	pagein_close(&src->pagein);
+	snapshot_close(&src->snap);
+	own_close_fd(&src->kvm_fd);
+	free(src);
+}
+
 /* The saved TSC as it would be had the host run on for `age_ns` since. */
-static void make_older(struct machine_cpus *cpus, unsigned nr, uint64_t age_ns)
+static void make_older(struct machine *machine, unsigned nr, uint64_t age_ns)
 {
 	for (unsigned i = 0; age_ns && i < nr; i++) {
-		struct cpu_state *cpu = &cpus->cpu[i];
+		struct cpu_state *cpu = &machine->cpu[i];
 		uint64_t ticks = age_ns / NS_PER_MS * cpu->tsc_khz;
 
 		cpu->tsc -= ticks;
@@ -57,6 +103,8 @@ static void make_older(struct machine_cpus *cpus, unsigned nr, uint64_t age_ns)
 			cpu->deadline -= ticks;
 	}
 }
+
+/* --- what the sandbox gets at the last moment ----------------------------------------------------- */
 
 /* A sandbox frozen while its kernel was changing the clock keeps the old time. */
 static int replace_kernel_state(struct thaw *thaw, struct err *err)
@@ -69,55 +117,6 @@ static int replace_kernel_state(struct thaw *thaw, struct err *err)
 		ret = guestsym_apply(&vm->mem, &vm->gsym, &thaw->wake, err);
 	}
 	return ret;
-}
-
-static void wait_for(sem_t *sem)
-{
-	while (sem_wait(sem) < 0)
-		; /* a signal */
-}
-
-/* On the vCPU's thread: everything of KVM, in the order of docs/snapshot.md. */
-static int load_vm(struct thaw *thaw, struct err *err)
-{
-	struct vm *vm = thaw->vm;
-	struct kvm_clock_data clock = { .clock = thaw->cpus.kvmclock_ns };
-	int ret = kvm_vm_open(&vm->kvm, &vm->mem, err);
-
-	sem_post(&thaw->has_slots);
-	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
-		ret = vcpu_open(&vm->vcpu[i], &vm->kvm, err);
-	vm->timing.vm = clock_mono_ns();
-	/* From here on guest memory is touched: asked for as a whole, no page brings neighbours along. */
-	wait_for(&thaw->has_pages);
-	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
-		ret = cpu_load(vm->vcpu[i].fd, &thaw->cpus.cpu[i], err);
-	if (ret == 0)
-		ret = KVM_DO(vm->kvm.fd, KVM_SET_CLOCK, &clock, err);
-	if (ret < 0)
-		return ret;
-	thaw->wake.kvmclock_ns = thaw->cpus.kvmclock_ns;
-	thaw->wake.realtime_ns = clock_real_ns();
-	ret = thaw->known ? replace_kernel_state(thaw, err) : 0;
-	if (ret < 0)
-		return ret;
-	for (unsigned i = 0; i < vm->nr_vcpus; i++) {
-		struct err ignored;
-
-		/* A guest without kvm-clock has nobody to tell that it was stopped: EINVAL. */
-		(void)KVM_DO(vm->vcpu[i].fd, KVM_KVMCLOCK_CTRL, 0, &ignored);
-	}
-	vm->timing.state = clock_mono_ns();
-	return 0;
-}
-
-/* The vCPU's thread: its own work, then a share of the other's. */
-static int make_vm(void *ctx, struct err *err)
-{
-	struct thaw *thaw = ctx;
-	int ret = load_vm(thaw, err);
-
-	return ret < 0 ? ret : pagein_populate(&thaw->vm->pagein, &thaw->vm->mem, err);
 }
 
 static struct wake_head wake_head(const struct thaw *thaw)
@@ -152,7 +151,7 @@ static int put_mailbox(struct thaw *thaw, struct err *err)
  */
 static int answer_park(struct thaw *thaw, struct err *err)
 {
-	struct kvm_regs *regs = &thaw->cpus.cpu[0].regs;
+	struct kvm_regs *regs = &thaw->src->machine.cpu[0].regs;
 	struct vm *vm = thaw->vm;
 	size_t room = doorbell_request_room(&vm->bell);
 	size_t used = sizeof(struct wake_head) + strlen(thaw->wake_json);
@@ -175,28 +174,13 @@ static int answer_park(struct thaw *thaw, struct err *err)
 	return 0;
 }
 
-static int open_devices(struct thaw *thaw, struct snapshot *snap, struct err *err)
-{
-	const struct vm_thaw_config *config = thaw->config;
-	struct vm *vm = thaw->vm;
-	int ret = vm_open_devices(vm, config->vsock_path, false, err);
-
-	for (unsigned i = 0; ret == 0 && i < snap->head.nr_disks; i++)
-		ret = vm_open_disk(vm, i, fd_take(&snap->disk_fd[i]), &snap->disk[i],
-		                   snap->disk[i].readonly ? NULL : config->overlay_dir, err);
-	if (ret == 0)
-		ret = machine_state_get_devices(vm, &snap->state, err);
-	vm->timing.devices = clock_mono_ns();
-	return ret;
-}
-
 /* The kernel changes what we replace with interrupts off: a vCPU that has them off is let alone. */
 static bool may_replace(const struct thaw *thaw)
 {
 	bool may = guestsym_is_known(&thaw->vm->gsym);
 
 	for (unsigned i = 0; i < thaw->vm->nr_vcpus; i++)
-		may = may && (thaw->cpus.cpu[i].regs.rflags & RFLAGS_IF);
+		may = may && (thaw->src->machine.cpu[i].regs.rflags & RFLAGS_IF);
 	return may;
 }
 
@@ -225,61 +209,157 @@ static int prepare_wake(struct thaw *thaw, struct err *err)
 	return 0;
 }
 
-/* A thaw that is recorded begins without a working set: what is populated would count as written. */
-static int open_pages(struct thaw *thaw, const struct snapshot *snap, struct err *err)
+/* The kernel's random state, name and clock; then the guest knows that it was stopped. */
+static int wake_kernel(struct thaw *thaw, struct err *err)
 {
-	const struct kvm_sregs *sregs = &thaw->cpus.cpu[0].sregs;
+	const struct vm *vm = thaw->vm;
+	int ret;
+
+	thaw->wake.kvmclock_ns = thaw->src->machine.kvmclock_ns;
+	thaw->wake.realtime_ns = clock_real_ns();
+	ret = thaw->config && thaw->known ? replace_kernel_state(thaw, err) : 0;
+	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++) {
+		struct err ignored;
+
+		/* A guest without kvm-clock has nobody to tell that it was stopped: EINVAL. */
+		(void)KVM_DO(vm->vcpu[i].fd, KVM_KVMCLOCK_CTRL, 0, &ignored);
+	}
+	return ret;
+}
+
+static int set_kvmclock(struct thaw *thaw, struct err *err)
+{
+	struct kvm_clock_data clock = { .clock = thaw->src->machine.kvmclock_ns };
+
+	return KVM_DO(thaw->vm->kvm.fd, KVM_SET_CLOCK, &clock, err);
+}
+
+/* --- from nothing, or from a shell ----------------------------------------------------------------- */
+
+static void wait_for(sem_t *sem)
+{
+	while (sem_wait(sem) < 0)
+		; /* a signal */
+}
+
+/* On the vCPU's thread. */
+static int make_vm(struct thaw *thaw, struct err *err)
+{
 	struct vm *vm = thaw->vm;
 	int ret;
 
-	if (!thaw->config->record)
-		return pagein_open(&vm->pagein, &vm->mem, snap->dir_fd, vm->snapshot_id, err);
-	if (!(sregs->cr4 & CR4_PAE) || !(sregs->efer & EFER_LMA) || (sregs->cr4 & CR4_LA57))
+	vm->kvm.sys_fd = fd_take(&thaw->src->kvm_fd);
+	ret = kvm_vm_open(&vm->kvm, &vm->mem, err);
+	sem_post(&thaw->has_slots);
+	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
+		ret = vcpu_open(&vm->vcpu[i], &vm->kvm, err);
+	vm->timing.vm = clock_mono_ns();
+	return ret;
+}
+
+/* On the vCPU's thread: everything of KVM, in the order of docs/snapshot.md, then a share of the pages. */
+static int load_vm(struct thaw *thaw, struct err *err)
+{
+	struct vm *vm = thaw->vm;
+	int ret = 0;
+
+	/* From here on guest memory is touched: asked for as a whole, no page brings neighbours along. */
+	wait_for(&thaw->has_pages);
+	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
+		ret = cpu_load(vm->vcpu[i].fd, &thaw->src->machine.cpu[i], err);
+	if (ret == 0)
+		ret = set_kvmclock(thaw, err);
+	if (ret == 0)
+		ret = wake_kernel(thaw, err);
+	vm->timing.state = clock_mono_ns();
+	return ret < 0 ? ret : pagein_populate(&vm->pagein, &vm->mem, err);
+}
+
+static int shell_job(void *ctx, struct err *err)
+{
+	return make_vm(ctx, err);
+}
+
+static int load_job(void *ctx, struct err *err)
+{
+	return load_vm(ctx, err);
+}
+
+static int fresh_job(void *ctx, struct err *err)
+{
+	int ret = make_vm(ctx, err);
+
+	return ret < 0 ? ret : load_vm(ctx, err);
+}
+
+/* Memory and the vCPU's thread, on which `job` makes the VM meanwhile. */
+static int begin_vm(struct thaw *thaw, int (*job)(void *ctx, struct err *err), struct err *err)
+{
+	const struct thaw_source *src = thaw->src;
+	const struct snapshot_head *head = &src->snap.head;
+	struct vm *vm = thaw->vm;
+	int ret;
+
+	ret = gmem_open(&vm->mem, head->memory_size, LAYOUT_HOLE_START, LAYOUT_HOLE_END,
+	                src->snap.memory_fd);
+	if (ret < 0)
+		return err_set(err, ret, "mapping %llu bytes of memory: %s",
+		               (unsigned long long)head->memory_size, strerror(-ret));
+	vm->timing.memory = clock_mono_ns();
+	ret = machine_state_check_bell(&vm->bell.s, &vm->mem, err);
+	if (ret < 0)
+		return err_wrap(err, "state");
+	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
+		ret = vcpu_start(&vm->vcpu[i], err);
+	if (ret == 0)
+		vcpu_call(&vm->vcpu[0], job, thaw);
+	return ret;
+}
+
+static int open_devices(struct thaw *thaw, struct err *err)
+{
+	struct snapshot *snap = &thaw->src->snap;
+	struct vm *vm = thaw->vm;
+	int ret = vm_open_devices(vm, NULL, false, err);
+
+	for (unsigned i = 0; ret == 0 && i < snap->head.nr_disks; i++)
+		ret = vm_open_disk(vm, i, fd_take(&snap->disk_fd[i]), &snap->disk[i],
+		                   snap->disk[i].readonly ? NULL : thaw->overlay_dir, err);
+	return ret;
+}
+
+/* A thaw that is recorded begins without a working set: what is populated would count as written. */
+static int begin_pages(struct thaw *thaw, struct err *err)
+{
+	const struct kvm_sregs *sregs = &thaw->src->machine.cpu[0].sregs;
+	struct vm *vm = thaw->vm;
+	int ret;
+
+	if (!thaw->config || !thaw->config->record) {
+		vm->pagein = thaw->src->pagein;
+		return pagein_begin(&vm->pagein, &vm->mem, err);
+	}
+	if (!guestpages_can_walk(sregs))
 		return 0;
-	ret = pagein_watch(&vm->watch, &vm->mem, snap->memory_fd, sregs->cr3);
+	ret = pagein_watch(&vm->watch, &vm->mem, thaw->src->snap.memory_fd, sregs->cr3);
 	return ret < 0 ? err_set(err, ret, "the guest's page tables: %s", strerror(-ret)) : 0;
 }
 
-/* What must be known before the vCPU's thread starts. */
-static int prepare(struct thaw *thaw, struct snapshot *snap, struct err *err)
-{
-	struct vm *vm = thaw->vm;
-	int ret;
-
-	memcpy(vm->snapshot_id, snap->head.id, sizeof(vm->snapshot_id));
-	ret = gmem_open(&vm->mem, snap->head.memory_size, LAYOUT_HOLE_START, LAYOUT_HOLE_END,
-	                snap->memory_fd);
-	if (ret < 0)
-		return err_set(err, ret, "mapping %llu bytes of memory: %s",
-		               (unsigned long long)snap->head.memory_size, strerror(-ret));
-	vm->timing.memory = clock_mono_ns();
-	ret = machine_state_get_cpus(vm, &snap->state, snap->head.nr_vcpus, &thaw->cpus, err);
-	if (ret == 0)
-		ret = machine_state_get_bell(vm, &snap->state, err);
-	if (ret < 0)
-		return err_wrap(err, "state");
-	make_older(&thaw->cpus, snap->head.nr_vcpus, thaw->config->age_ns);
-	for (unsigned i = 0; i < snap->head.nr_vcpus; i++)
-		vcpu_init(&vm->vcpu[i], i, &vm->vcpu_host);
-	vm->nr_vcpus = snap->head.nr_vcpus;
-	ret = prepare_wake(thaw, err);
-	return ret < 0 ? ret : answer_park(thaw, err);
-}
-
-static int build(struct thaw *thaw, struct snapshot *snap, struct err *err)
+/* The loop's half of the work; the vCPU's thread is at its own. */
+static int fill_vm(struct thaw *thaw, struct err *err)
 {
 	struct vm *vm = thaw->vm;
 	struct err vm_err = { 0 };
-	int ret = vcpu_start(&vm->vcpu[0], make_vm, thaw, err), vm_ret;
+	int ret = begin_pages(thaw, err), vm_ret;
 
-	if (ret < 0)
-		return ret;
-	ret = open_pages(thaw, snap, err);
 	sem_post(&thaw->has_pages);
 	if (ret == 0 && thaw->wakes)
 		ret = put_mailbox(thaw, err);
+	if (ret == 0 && !vm->loop.open)
+		ret = open_devices(thaw, err);
 	if (ret == 0)
-		ret = open_devices(thaw, snap, err);
+		ret = machine_state_get_devices(vm, &thaw->src->snap.state, err);
+	vm->timing.devices = clock_mono_ns();
 	/*
 	 * Making the VM takes the lock of the address space, which page faults hold: one after the other is
 	 * faster than both at once.
@@ -288,15 +368,55 @@ static int build(struct thaw *thaw, struct snapshot *snap, struct err *err)
 	if (ret == 0)
 		ret = pagein_populate(&vm->pagein, &vm->mem, err);
 	vm->timing.populated = clock_mono_ns();
-	vm_ret = vcpu_wait_ready(&vm->vcpu[0], &vm_err); /* also when our own half failed */
+	vm_ret = vcpu_wait_job(&vm->vcpu[0], &vm_err); /* also when our own half failed */
 	if (ret == 0 && vm_ret < 0) {
 		*err = vm_err;
 		ret = vm_ret;
 	}
-	for (unsigned i = 1; ret == 0 && i < vm->nr_vcpus; i++)
-		ret = vcpu_start(&vm->vcpu[i], NULL, NULL, err);
 	return ret;
 }
+
+static int build(struct thaw *thaw, struct err *err)
+{
+	struct vm *vm = thaw->vm;
+	int ret = 0;
+
+	if (vm->stage == VM_EMPTY)
+		ret = begin_vm(thaw, fresh_job, err);
+	else
+		vcpu_call(&vm->vcpu[0], load_job, thaw);
+	return ret < 0 ? ret : fill_vm(thaw, err);
+}
+
+/* --- from a standby -------------------------------------------------------------------------------- */
+
+int vm_rest(struct vm *vm, struct err *err)
+{
+	struct machine *machine = &vm->source->machine;
+	struct kvm_clock_data clock = { 0 };
+	int ret;
+
+	vm_pause(vm);
+	ret = KVM_DO(vm->kvm.fd, KVM_GET_CLOCK, &clock, err);
+	machine->kvmclock_ns = clock.clock;
+	for (unsigned i = 0; ret >= 0 && i < vm->nr_vcpus; i++)
+		ret = cpu_rest(vm->vcpu[i].fd, &machine->cpu[i], err);
+	return ret < 0 ? ret : 0;
+}
+
+static int take(struct thaw *thaw, struct err *err)
+{
+	struct vm *vm = thaw->vm;
+	int ret = thaw->wakes ? put_mailbox(thaw, err) : 0;
+
+	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
+		ret = cpu_wake(vm->vcpu[i].fd, &thaw->src->machine.cpu[i], err);
+	if (ret == 0)
+		ret = set_kvmclock(thaw, err);
+	return ret < 0 ? ret : wake_kernel(thaw, err);
+}
+
+/* --- the three ways -------------------------------------------------------------------------------- */
 
 /* A kernel whose memory we do not know learns of the thaw by the interrupt of its VM generation id. */
 static int tell_generation(struct vm *vm, struct err *err)
@@ -327,38 +447,105 @@ static int connect_first(struct vm *vm, struct err *err)
 	return ret;
 }
 
-int vm_thaw(struct vm *vm, const struct vm_thaw_config *config, struct err *err)
+/* What the machine is; nothing of it exists yet. */
+static void adopt(struct vm *vm, struct thaw_source *src)
 {
-	struct thaw *thaw = calloc(1, sizeof(*thaw));
-	struct snapshot snap;
-	bool known;
+	vm->source = src;
+	vm->gsym = src->machine.gsym;
+	vm->bell.s = src->machine.bell;
+	memcpy(vm->snapshot_id, src->snap.head.id, sizeof(vm->snapshot_id));
+	vm->nr_vcpus = src->snap.head.nr_vcpus;
+	for (unsigned i = 0; i < vm->nr_vcpus; i++)
+		vcpu_init(&vm->vcpu[i], i, &vm->vcpu_host);
+}
+
+static void init(struct thaw *thaw, struct vm *vm, struct thaw_source *src, const char *overlay_dir)
+{
+	*thaw = (struct thaw){ .vm = vm, .src = src, .overlay_dir = overlay_dir };
+	sem_init(&thaw->has_slots, 0, vm->stage != VM_EMPTY);
+	sem_init(&thaw->has_pages, 0, 0);
+	if (vm->stage == VM_EMPTY)
+		adopt(vm, src);
+}
+
+int vm_make_shell(struct vm *vm, struct thaw_source *src, const char *overlay_dir, struct err *err)
+{
+	struct err vm_err = { 0 };
+	struct thaw thaw;
+	int ret, vm_ret;
+
+	init(&thaw, vm, src, overlay_dir);
+	ret = begin_vm(&thaw, shell_job, err);
+	if (ret < 0)
+		return ret;
+	ret = open_devices(&thaw, err);
+	vm_ret = vcpu_wait_job(&vm->vcpu[0], &vm_err);
+	if (ret == 0 && vm_ret < 0) {
+		*err = vm_err;
+		ret = vm_ret;
+	}
+	vm->stage = VM_SHELL;
+	return ret < 0 ? err_wrap(err, "shell of %s", src->dir) : 0;
+}
+
+int vm_warm_up(struct vm *vm, struct thaw_source *src, const char *overlay_dir, struct err *err)
+{
+	struct thaw thaw;
+	int ret = 0;
+
+	init(&thaw, vm, src, overlay_dir);
+	if (src->machine.bell.phase != DOORBELL_PARKED ||
+	    (uint32_t)src->machine.cpu[0].regs.rax != DOORBELL_AGAIN)
+		ret = err_set(err, -ENOTSUP, "no interpreter stands at the freeze point");
+	if (ret == 0)
+		ret = build(&thaw, err);
+	if (ret < 0)
+		return err_wrap(err, "standby of %s", src->dir);
+	vm->stage = VM_WARMING;
+	vm_interrupts_on(vm);
+	vm_resume(vm);
+	return 0;
+}
+
+/* Everything but letting it run. */
+static int thaw_all(struct thaw *thaw, struct err *err)
+{
+	const struct vm_thaw_config *config = thaw->config;
+	struct vm *vm = thaw->vm;
+	int ret = prepare_wake(thaw, err);
+
+	if (ret == 0 && config->record && vm->stage != VM_EMPTY)
+		ret = err_set(err, -EINVAL, "record: only of a machine that is thawed afresh");
+	make_older(&thaw->src->machine, thaw->src->snap.head.nr_vcpus, config->age_ns);
+	if (ret == 0)
+		ret = answer_park(thaw, err);
+	if (ret == 0)
+		ret = vm->stage == VM_STANDBY ? take(thaw, err) : build(thaw, err);
+	if (ret == 0 && config->vsock_path)
+		ret = vsock_listen(vm->vsock, config->vsock_path, err);
+	return ret;
+}
+
+int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config *config,
+            struct err *err)
+{
+	struct thaw thaw;
 	int ret;
 
 	first_open(&vm->first, config->first_fd);
-	if (!thaw)
-		return err_set(err, -ENOMEM, "thaw: out of memory");
-	thaw->vm = vm;
-	thaw->config = config;
-	thaw->wake_json = config->wake ? config->wake : "{}";
-	sem_init(&thaw->has_slots, 0, 0);
-	sem_init(&thaw->has_pages, 0, 0);
 	vm->hold = config->hold || config->record;
-	ret = snapshot_open(&snap, config->dir, err);
-	if (ret < 0) {
-		free(thaw);
-		return ret;
-	}
-	vm->timing.opened = clock_mono_ns();
-	ret = prepare(thaw, &snap, err);
-	if (ret == 0)
-		ret = build(thaw, &snap, err);
-	known = thaw->known;
-	snapshot_close(&snap);
-	free(thaw);
+	init(&thaw, vm, src, config->overlay_dir);
+	thaw.config = config;
+	thaw.wake_json = config->wake ? config->wake : "{}";
+	ret = thaw_all(&thaw, err);
 	if (ret < 0)
-		return err_wrap(err, "thaw %s", config->dir);
-	vm_interrupts_on(vm);
-	ret = known ? 0 : tell_generation(vm, err);
+		return err_wrap(err, "thaw %s", src->dir);
+	if (vm->stage == VM_STANDBY)
+		vcpu_forget_run(&vm->vcpu[0]);
+	else
+		vm_interrupts_on(vm);
+	vm->stage = VM_LIVE;
+	ret = thaw.known ? 0 : tell_generation(vm, err);
 	if (ret == 0)
 		ret = connect_first(vm, err);
 	return ret;

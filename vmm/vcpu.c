@@ -192,7 +192,31 @@ static void run_guest(struct vcpu *vcpu)
 		complete_exit(vcpu);
 }
 
-/* Parked until there is something to do. False: quit. */
+/* Under the lock, which is let go meanwhile. */
+static void do_job(struct vcpu *vcpu)
+{
+	struct err err = { 0 };
+	int ret;
+
+	vcpu->parked = false;
+	pthread_mutex_unlock(&vcpu->lock);
+	ret = vcpu->job(vcpu->job_ctx, &err);
+	pthread_mutex_lock(&vcpu->lock);
+	vcpu->job = NULL;
+	vcpu->job_ret = ret;
+	vcpu->job_err = err;
+	vcpu->parked = true;
+	pthread_cond_broadcast(&vcpu->cond);
+}
+
+static bool may_leave(const struct vcpu *vcpu)
+{
+	int want = atomic_load(&vcpu->want);
+
+	return want == VCPU_QUIT || (want == VCPU_RUN && !atomic_load(&vcpu->dead));
+}
+
+/* Parked until there is something to run. False: quit. */
 static bool stand_by(struct vcpu *vcpu)
 {
 	bool run;
@@ -200,9 +224,12 @@ static bool stand_by(struct vcpu *vcpu)
 	pthread_mutex_lock(&vcpu->lock);
 	vcpu->parked = true;
 	pthread_cond_broadcast(&vcpu->cond);
-	while (atomic_load(&vcpu->want) == VCPU_PAUSE ||
-	       (atomic_load(&vcpu->want) == VCPU_RUN && atomic_load(&vcpu->dead)))
-		pthread_cond_wait(&vcpu->cond, &vcpu->lock);
+	while (vcpu->job || !may_leave(vcpu)) {
+		if (vcpu->job)
+			do_job(vcpu);
+		else
+			pthread_cond_wait(&vcpu->cond, &vcpu->lock);
+	}
 	run = atomic_load(&vcpu->want) == VCPU_RUN;
 	if (run) {
 		vcpu->parked = false;
@@ -215,46 +242,23 @@ static bool stand_by(struct vcpu *vcpu)
 	return run;
 }
 
-struct start {
-	struct vcpu *vcpu;
-	int (*prepare)(void *ctx, struct err *err);
-	void *ctx;
-};
-
 static void *vcpu_main(void *arg)
 {
-	struct start start = *(struct start *)arg;
-	struct vcpu *vcpu = start.vcpu;
-	struct err err = { 0 };
-	int ret;
+	struct vcpu *vcpu = arg;
 
-	free(arg);
-	ret = start.prepare ? start.prepare(start.ctx, &err) : 0;
-	pthread_mutex_lock(&vcpu->lock);
-	vcpu->prepare_ret = ret;
-	vcpu->prepare = err;
-	vcpu->ready = true;
-	pthread_cond_broadcast(&vcpu->cond);
-	pthread_mutex_unlock(&vcpu->lock);
-	while (ret >= 0 && stand_by(vcpu))
+	while (stand_by(vcpu))
 		run_guest(vcpu);
 	return NULL;
 }
 
-int vcpu_start(struct vcpu *vcpu, int (*prepare)(void *ctx, struct err *err), void *ctx,
-               struct err *err)
+int vcpu_start(struct vcpu *vcpu, struct err *err)
 {
 	struct sigaction action = { .sa_handler = on_kick };
-	struct start *start = malloc(sizeof(*start));
 	int ret;
 
-	if (!start)
-		return err_set(err, -ENOMEM, "vCPU %u: out of memory", vcpu->id);
-	*start = (struct start){ .vcpu = vcpu, .prepare = prepare, .ctx = ctx };
 	sigaction(kick_signal(), &action, NULL);
-	ret = pthread_create(&vcpu->thread, NULL, vcpu_main, start);
+	ret = pthread_create(&vcpu->thread, NULL, vcpu_main, vcpu);
 	if (ret) {
-		free(start);
 		err_set(err, -ret, "vCPU %u: no thread: %s", vcpu->id, strerror(ret));
 		return err_remedy(
 			err, "raise the limit of processes (ulimit -u) or the cgroup's pids.max");
@@ -263,16 +267,25 @@ int vcpu_start(struct vcpu *vcpu, int (*prepare)(void *ctx, struct err *err), vo
 	return 0;
 }
 
-int vcpu_wait_ready(struct vcpu *vcpu, struct err *err)
+void vcpu_call(struct vcpu *vcpu, int (*job)(void *ctx, struct err *err), void *ctx)
+{
+	pthread_mutex_lock(&vcpu->lock);
+	vcpu->job = job;
+	vcpu->job_ctx = ctx;
+	pthread_cond_broadcast(&vcpu->cond);
+	pthread_mutex_unlock(&vcpu->lock);
+}
+
+int vcpu_wait_job(struct vcpu *vcpu, struct err *err)
 {
 	int ret;
 
 	pthread_mutex_lock(&vcpu->lock);
-	while (!vcpu->ready)
+	while (vcpu->job)
 		pthread_cond_wait(&vcpu->cond, &vcpu->lock);
-	ret = vcpu->prepare_ret;
+	ret = vcpu->job_ret;
 	if (ret < 0)
-		*err = vcpu->prepare;
+		*err = vcpu->job_err;
 	pthread_mutex_unlock(&vcpu->lock);
 	return ret;
 }
@@ -295,6 +308,13 @@ uint64_t vcpu_wait_running(struct vcpu *vcpu)
 	ns = vcpu->run_ns;
 	pthread_mutex_unlock(&vcpu->lock);
 	return ns;
+}
+
+void vcpu_forget_run(struct vcpu *vcpu)
+{
+	pthread_mutex_lock(&vcpu->lock);
+	vcpu->run_ns = 0;
+	pthread_mutex_unlock(&vcpu->lock);
 }
 
 static void kick(struct vcpu *vcpu, enum vcpu_want want)

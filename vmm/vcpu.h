@@ -52,30 +52,34 @@ struct vcpu {
 	_Atomic bool dead; /* the guest has ended */
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
-	bool parked;        /* lock */
-	bool ready;         /* lock: prepare() has returned */
-	int prepare_ret;    /* lock */
-	struct err prepare; /* lock */
-	uint64_t run_ns;    /* lock: CLOCK_MONOTONIC just before the first KVM_RUN */
+	bool parked;                            /* lock */
+	int (*job)(void *ctx, struct err *err); /* lock: NULL when it is done */
+	void *job_ctx;                          /* lock */
+	int job_ret;                            /* lock */
+	struct err job_err;                     /* lock */
+	uint64_t
+		run_ns; /* lock: CLOCK_MONOTONIC just before the first KVM_RUN since vcpu_forget_run() */
 };
 
 /* Makes the object; no KVM object yet. */
 void vcpu_init(struct vcpu *vcpu, unsigned id, const struct vcpu_host *host);
 /* KVM_CREATE_VCPU and its shared page. Once, by the thread that will use it or before that starts. */
 NODISCARD int vcpu_open(struct vcpu *vcpu, const struct kvm_vm *vm, struct err *err);
+/* Starts the thread, which stands parked until vcpu_run(). -errno when there can be no thread. */
+NODISCARD int vcpu_start(struct vcpu *vcpu, struct err *err);
 /*
- * Starts the thread. It calls prepare(ctx, err) (NULL: nothing to do), then stands parked until
- * vcpu_run(). -errno when there can be no thread.
+ * Has the parked thread call job(ctx, err), and returns at once; `ctx` must live until vcpu_wait_job(),
+ * which returns the result. One job at a time. Any thread but the vCPU's.
  */
-NODISCARD int vcpu_start(struct vcpu *vcpu, int (*prepare)(void *ctx, struct err *err), void *ctx,
-                         struct err *err);
-/* Waits until prepare() has returned: its result. */
-NODISCARD int vcpu_wait_ready(struct vcpu *vcpu, struct err *err);
+void vcpu_call(struct vcpu *vcpu, int (*job)(void *ctx, struct err *err), void *ctx);
+NODISCARD int vcpu_wait_job(struct vcpu *vcpu, struct err *err);
 
 /* Lets the guest run. Any thread but the vCPU's. */
 void vcpu_run(struct vcpu *vcpu);
 /* Waits until the thread has left its parking place for the first time: vcpu->run_ns. */
 uint64_t vcpu_wait_running(struct vcpu *vcpu);
+/* The next run counts as the first. The vCPU is parked. */
+void vcpu_forget_run(struct vcpu *vcpu);
 /* Parks the vCPU and waits for it. Any thread but the vCPU's. */
 void vcpu_pause(struct vcpu *vcpu);
 /* Parks at the end of the exit that is being handled. The vCPU's thread. */

@@ -176,8 +176,16 @@ static void bell_power(void *ctx)
 static void on_parked(struct loop_event *event)
 {
 	struct vm *vm = container_of(event, struct vm, parked_event);
+	struct err err;
 
-	vm->on_event(vm->event_ctx, VM_PARKED);
+	if (vm->stage != VM_WARMING) {
+		vm->on_event(vm->event_ctx, VM_PARKED);
+	} else if (vm_rest(vm, &err) == 0) {
+		vm->stage = VM_STANDBY;
+		vm->on_event(vm->event_ctx, VM_STANDS_BY);
+	} else {
+		guest_ended(vm, VCPU_END_KVM_ERROR, err.msg);
+	}
 }
 
 /* The first stream goes on as an ordinary connection. */
@@ -191,6 +199,8 @@ static void on_first_done(struct loop_event *event)
 		vm->first.fd = -1;
 	else if (err.code)
 		log_warn("first stream: %s", err.msg);
+	if (vm->hold)
+		vm->running = false; /* the vCPU has parked itself */
 	vm->on_event(vm->event_ctx, VM_FIRST_DONE);
 }
 
@@ -239,7 +249,6 @@ void vm_close(struct vm *vm)
 	own_close_fd(&vm->vm_stats_fd);
 	own_close_fd(&vm->vcpu_stats_fd);
 	kvm_vm_close(&vm->kvm);
-	pagein_close(&vm->pagein);
 	gmem_close(&vm->mem);
 	own_close_fd(&vm->serial_out);
 	if (vm->serial_in != vm->serial_out)
@@ -369,7 +378,7 @@ static int boot_vcpus(struct vm *vm, const struct boot_regs *regs, struct err *e
 		if (ret == 0)
 			ret = cpu_boot(&vm->kvm, vm->vcpu[i].fd, i, regs, err);
 		if (ret == 0)
-			ret = vcpu_start(&vm->vcpu[i], NULL, NULL, err);
+			ret = vcpu_start(&vm->vcpu[i], err);
 	}
 	return ret;
 }
@@ -403,6 +412,7 @@ int vm_boot(struct vm *vm, const struct vm_boot_config *config, struct err *err)
 		ret = boot_vcpus(vm, &regs, err);
 	if (ret < 0)
 		return ret;
+	vm->stage = VM_LIVE;
 	vm_interrupts_on(vm);
 	vm_resume(vm);
 	return 0;
@@ -469,12 +479,12 @@ json_t *vm_stats(struct vm *vm)
 	json_object_set_new(all, "vm", kvm_stats(vm->vm_stats_fd));
 	json_object_set_new(all, "vcpu", kvm_stats(vm->vcpu_stats_fd));
 	json_object_set_new(all, "exits", exits_json(&vm->vcpu[0]));
-	json_object_set_new(all, "memory",
-	                    json_pack("{s:I, s:i, s:i, s:i, s:i, s:b}", "size",
-	                              (json_int_t)vm->mem.size, "workset_written",
-	                              vm->pagein.written, "workset_near", vm->pagein.near,
-	                              "workset_read", vm->pagein.read, "populated",
-	                              (int)vm->pagein.populated, "cold", vm->pagein.cold));
+	json_object_set_new(
+		all, "memory",
+		json_pack("{s:I, s:i, s:i, s:i, s:i, s:i, s:b}", "size", (json_int_t)vm->mem.size,
+	                  "workset_written", vm->pagein.written, "workset_near", vm->pagein.near,
+	                  "workset_read", vm->pagein.read, "workset_large", vm->pagein.large,
+	                  "populated", (int)vm->pagein.populated, "cold", vm->pagein.cold));
 	json_object_set_new(all, "vsock",
 	                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:i}", "opened",
 	                              (json_int_t)v.opened, "closed", (json_int_t)v.closed,

@@ -30,6 +30,7 @@
 
 enum vm_event {
 	VM_PARKED,     /* an interpreter stands at the freeze point */
+	VM_STANDS_BY,  /* vm_warm_up() has come to its end */
 	VM_FIRST_DONE, /* the first request is answered */
 	VM_ENDED,      /* the guest has ended: see end, end_detail */
 };
@@ -51,25 +52,24 @@ struct vm_boot_config {
 	bool serial_hold;          /* the guest waits for a slow console */
 };
 
-struct vm_thaw_config {
-	const char *dir;
-	const char *vsock_path; /* NULL: none */
-	const char *overlay_dir;
-	const char *hostname; /* NULL: the template's */
-	const char *wake;     /* JSON for the interpreter */
-	uint64_t age_ns;      /* tests: as if the snapshot were that much older */
-	bool reseed;          /* false, tests only: the random state stays the template's */
-	bool hold;    /* the guest stands still when its first cell is done, until vm_resume() */
-	bool record;  /* what the guest uses is watched, for vm_record(); implies `hold` */
-	int first_fd; /* the first stream, taken over; -1: none */
-};
-
 /* CLOCK_MONOTONIC at the end of each part of a thaw, ns. */
 struct vm_timing {
 	uint64_t received, opened, memory, vm, state, devices, populated, run;
 };
 
+/* How far a machine has come. */
+enum vm_stage {
+	VM_EMPTY,
+	VM_SHELL,
+	VM_WARMING, /* answers the null request */
+	VM_STANDBY,
+	VM_LIVE, /* somebody's */
+};
+
+struct thaw_source;
+
 struct vm {
+	enum vm_stage stage;
 	struct loop loop;
 	struct gmem mem;
 	struct kvm_vm kvm;
@@ -96,8 +96,9 @@ struct vm {
 	struct guestsym_state gsym;
 	uint8_t snapshot_id[SNAPSHOT_ID_LEN]; /* that it was thawed from */
 	struct first first;
-	struct pagein pagein;
-	struct pagein_watch watch; /* zeroed: the thaw was not for a recording */
+	struct thaw_source *source; /* borrowed; NULL: it was booted */
+	struct pagein pagein;       /* its runs are the source's */
+	struct pagein_watch watch;  /* zeroed: the thaw was not for a recording */
 	struct vm_timing timing;
 
 	/* Tells the control side; loop's thread. */
@@ -117,8 +118,6 @@ void vm_close(struct vm *vm);
 
 /* Builds a machine and starts its kernel. On error nothing runs; vm_close() what there is. */
 NODISCARD int vm_boot(struct vm *vm, const struct vm_boot_config *config, struct err *err);
-/* Builds a machine from a snapshot and lets it run (thaw.c). first_fd is taken over in any case. */
-NODISCARD int vm_thaw(struct vm *vm, const struct vm_thaw_config *config, struct err *err);
 
 /* Parks the vCPUs. Devices go on with what they have. */
 void vm_pause(struct vm *vm);
@@ -142,5 +141,7 @@ NODISCARD int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snaps
 /* The VM exists: interrupts go to it from now on, those raised so far first. */
 void vm_interrupts_on(struct vm *vm);
 uint64_t vm_vmgenid(const struct vm *vm); /* guest-physical address of its page */
+/* The warmed-up guest has parked again: it will stand still for as long as nobody takes it (thaw.c). */
+NODISCARD int vm_rest(struct vm *vm, struct err *err);
 
 #endif

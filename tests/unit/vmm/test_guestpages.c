@@ -48,7 +48,7 @@ static void make_tables(void)
 	entry(2, 0, 3, P | W);
 	entry(2, 1, 5, P);
 	entry(3, 0, 4, P | W);
-	entry(3, 1, 100, P | W | LARGE | A);
+	entry(3, 1, 512, P | W | LARGE | A);
 	entry(5, 0, 6, P | W);
 	entry(4, 0, 10, P | W | A);
 	entry(4, 1, 11, P | A);
@@ -58,7 +58,8 @@ static void make_tables(void)
 }
 
 struct seen {
-	unsigned tables, used_tables, pages;
+	unsigned tables, used_tables, pages, large;
+	uint64_t last_va;
 	bool accessed[PAGES], writable[PAGES];
 };
 
@@ -69,10 +70,12 @@ static void on_table(void *ctx, uint64_t at, bool accessed)
 	((struct seen *)ctx)->used_tables += accessed;
 }
 
-static void on_page(void *ctx, uint64_t at, bool accessed, bool writable)
+static void on_page(void *ctx, uint64_t at, uint64_t va, bool accessed, bool writable)
 {
 	struct seen *seen = ctx;
 
+	cr_assert_geq(va, seen->last_va);
+	seen->last_va = va;
 	seen->pages++;
 	if (at / GMEM_PAGE < PAGES) {
 		seen->accessed[at / GMEM_PAGE] = accessed;
@@ -80,9 +83,18 @@ static void on_page(void *ctx, uint64_t at, bool accessed, bool writable)
 	}
 }
 
+static void on_large(void *ctx, uint64_t at, bool writable)
+{
+	struct seen *seen = ctx;
+
+	seen->large++;
+	cr_assert_eq(at % GUESTPAGES_LARGE, 0u);
+	cr_assert(writable);
+}
+
 static int look(struct seen *seen)
 {
-	const struct guestpages_visit visit = { on_table, on_page, seen };
+	const struct guestpages_visit visit = { on_table, on_page, on_large, seen };
 
 	*seen = (struct seen){ 0 };
 	return guestpages_walk(&mem, 1 * GMEM_PAGE | 0x18, &visit);
@@ -97,6 +109,7 @@ Test(guestpages, lower_half_is_walked)
 	cr_assert_eq(seen.tables, 6u);
 	cr_assert_eq(seen.used_tables, 6u);
 	cr_assert_eq(seen.pages, 4u);
+	cr_assert_eq(seen.large, 1u);
 	cr_assert(seen.accessed[10] && seen.writable[10]);
 	cr_assert(seen.accessed[11] && !seen.writable[11]);
 	cr_assert(!seen.accessed[12] && seen.writable[12]);
@@ -115,7 +128,20 @@ Test(guestpages, forget_clears_the_flag_and_nothing_else)
 	cr_assert_not(seen.accessed[10] || seen.accessed[11] || seen.accessed[20]);
 	cr_assert_eq(read_entry(4, 0), 10ull * GMEM_PAGE | P | W);
 	cr_assert_eq(read_entry(4, 3), 13ull * GMEM_PAGE | W | A, "not present: the kernel's own");
-	cr_assert_eq(read_entry(3, 1), 100ull * GMEM_PAGE | P | W | LARGE | A);
+	cr_assert_eq(read_entry(3, 1), 512ull * GMEM_PAGE | P | W | LARGE | A);
+}
+
+Test(guestpages, touch_sets_the_flag_where_a_page_is)
+{
+	static struct seen seen;
+
+	make_tables();
+	cr_assert_eq(guestpages_touch(&mem, 1 * GMEM_PAGE), 0);
+	cr_assert_eq(look(&seen), 0);
+	cr_assert(seen.accessed[10] && seen.accessed[11] && seen.accessed[12] && seen.accessed[20]);
+	cr_assert_eq(read_entry(4, 2), 12ull * GMEM_PAGE | P | W | A);
+	cr_assert_eq(read_entry(4, 3), 13ull * GMEM_PAGE | W | A, "not present: the kernel's own");
+	cr_assert_eq(read_entry(4, 4), 0u);
 }
 
 Test(guestpages, tables_outside_of_memory_are_passed_over)

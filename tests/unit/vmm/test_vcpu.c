@@ -136,21 +136,44 @@ Test(vcpu, instruction_that_kvm_cannot_emulate, .timeout = 30)
 	tiny_close(&t);
 }
 
-static int fail_prepare(void *ctx, struct err *err)
+/* Fails the first time, and says on which thread it was called. */
+static int job(void *ctx, struct err *err)
 {
-	(void)ctx;
-	return err_set(err, -7, "no machine");
+	pthread_t *where = ctx;
+	bool again = *where != 0;
+
+	*where = pthread_self();
+	return again ? 3 : err_set(err, -7, "no machine");
 }
 
-Test(vcpu, failed_preparation_is_the_error, .timeout = 30)
+Test(vcpu, jobs_run_on_its_thread_one_after_another, .timeout = 30)
 {
 	static struct vcpu_host host;
 	static struct vcpu vcpu;
 	struct err err = { 0 };
+	pthread_t where = 0;
 
 	vcpu_init(&vcpu, 0, &host);
-	cr_assert_eq(vcpu_start(&vcpu, fail_prepare, NULL, &err), 0);
-	cr_assert_eq(vcpu_wait_ready(&vcpu, &err), -7);
+	cr_assert_eq(vcpu_start(&vcpu, &err), 0);
+	vcpu_call(&vcpu, job, &where);
+	cr_assert_eq(vcpu_wait_job(&vcpu, &err), -7);
 	cr_assert_str_eq(err.msg, "no machine");
+	vcpu_call(&vcpu, job, &where);
+	cr_assert_eq(vcpu_wait_job(&vcpu, &err), 3);
+	cr_assert(pthread_equal(where, vcpu.thread));
 	vcpu_close(&vcpu);
+}
+
+Test(vcpu, job_that_was_not_waited_for_ends_before_the_thread, .timeout = 30)
+{
+	static struct vcpu_host host;
+	static struct vcpu vcpu;
+	struct err err = { 0 };
+	pthread_t where = 0;
+
+	vcpu_init(&vcpu, 0, &host);
+	cr_assert_eq(vcpu_start(&vcpu, &err), 0);
+	vcpu_call(&vcpu, job, &where);
+	vcpu_close(&vcpu);
+	cr_assert_neq(where, 0);
 }

@@ -96,6 +96,7 @@ static inline void tiny_open(struct tiny *t, const void *code, size_t n)
 	           TINY_MMIO | 0x83); /* 0xd0000000 is entry 128 of the fourth GiB */
 	t->host = (struct vcpu_host){ tiny_read, tiny_write, tiny_ended, t };
 	vcpu_init(&t->vcpu, 0, &t->host);
+	t->vm = (struct kvm_vm)KVM_VM_NONE;
 	cr_assert_eq(kvm_vm_open(&t->vm, &t->mem, &err), 0, "%s", err.msg);
 	cr_assert_eq(vcpu_open(&t->vcpu, &t->vm, &err), 0, "%s", err.msg);
 }
@@ -114,7 +115,7 @@ static inline void tiny_start(struct tiny *t)
 {
 	struct err err = { 0 };
 
-	cr_assert_eq(vcpu_start(&t->vcpu, NULL, NULL, &err), 0, "%s", err.msg);
+	cr_assert_eq(vcpu_start(&t->vcpu, &err), 0, "%s", err.msg);
 	vcpu_run(&t->vcpu);
 }
 

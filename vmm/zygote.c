@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vmm/zygote.h"
+
+#include "core/own.h"
+#include "vmm/clock.h"
+#include "vmm/ctl.h"
+#include "vmm/lines.h"
+#include "vmm/thaw.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+
+struct zygote {
+	int fd;
+	bool over;
+	bool is_child;
+	int ret; /* of the child */
+	struct thaw_source *source;
+	struct lines lines;
+};
+
+static void say(struct zygote *z, json_t *object)
+{
+	own_free char *text = json_dumps(object, JSON_COMPACT);
+
+	json_decref(object);
+	if (!text || lines_write(z->fd, text) < 0)
+		z->over = true;
+}
+
+static int open_source(struct zygote *z, const json_t *line, struct err *err)
+{
+	const char *dir = json_string_value(json_object_get(line, "dir"));
+	int ret;
+
+	if (!dir)
+		return err_set(err, -EINVAL, "open: dir is missing");
+	thaw_source_close(z->source);
+	ret = thaw_source_open(&z->source, dir, err);
+	if (ret == 0)
+		ret = kvm_open_checked(&z->source->kvm_fd, err);
+	if (ret == 0)
+		say(z, json_pack("{s:b}", "ok", 1));
+	return ret;
+}
+
+/*
+ * As fork(2), with the caller's parent as the child's. The C library's own fork() cannot do that; what it does
+ * beside the call is for threads, of which there are none.
+ */
+static pid_t fork_sibling(void)
+{
+	return (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, NULL, NULL, NULL, NULL);
+}
+
+/* The rest of the child's life. */
+static void become_monitor(struct zygote *z)
+{
+	uint64_t now_ns = clock_mono_ns();
+	int control = fd_take(&z->lines.sent_fd[0]), log = fd_take(&z->lines.sent_fd[1]);
+
+	close(z->fd);
+	z->fd = -1;
+	if (log >= 0)
+		(void)dup2(log,
+		           STDERR_FILENO); /* without it the log goes where the zygote's does */
+	own_close_fd(&log);
+	z->is_child = z->over = true;
+	z->ret = ctl_serve(control, ptr_take(z->source), now_ns);
+}
+
+static int spawn(struct zygote *z, struct err *err)
+{
+	pid_t pid;
+
+	if (z->lines.sent_fd[0] < 0)
+		return err_set(err, -EINVAL, "spawn: no control socket came with the line");
+	pid = fork_sibling();
+	if (pid < 0) {
+		err_set(err, -errno, "fork: %s", strerror(errno));
+		return err_remedy(
+			err, "raise the limit of processes (ulimit -u) or the cgroup's pids.max");
+	}
+	if (pid == 0)
+		become_monitor(z);
+	else
+		say(z, json_pack("{s:b, s:i}", "ok", 1, "pid", (int)pid));
+	return 0;
+}
+
+static int dispatch(struct zygote *z, const json_t *line, struct err *err)
+{
+	const char *cmd = json_string_value(json_object_get(line, "cmd"));
+
+	if (cmd && strcmp(cmd, "spawn") == 0)
+		return spawn(z, err);
+	if (cmd && strcmp(cmd, "open") == 0)
+		return open_source(z, line, err);
+	if (!cmd || strcmp(cmd, "quit") != 0)
+		return err_set(err, -ENOSYS, "unknown command \"%.32s\"", cmd ? cmd : "");
+	say(z, json_pack("{s:b}", "ok", 1));
+	z->over = true;
+	return 0;
+}
+
+static void on_line(struct zygote *z, const char *text, size_t len)
+{
+	struct err err = { 0 };
+	json_t *line = json_loadb(text, len, JSON_REJECT_DUPLICATES, NULL);
+
+	if (!line)
+		err_set(&err, -EINVAL, "not JSON");
+	else
+		(void)dispatch(z, line, &err); /* the error itself is answered */
+	json_decref(line);
+	if (err.code)
+		say(z,
+		    json_pack("{s:b, s:s, s:s}", "ok", 0, "error", err.msg, "remedy", err.remedy));
+	if (!z->is_child)
+		lines_drop_fds(&z->lines);
+}
+
+int zygote_serve(int fd)
+{
+	struct zygote *z = calloc(1, sizeof(*z));
+	const char *text;
+	size_t len;
+	int ret;
+
+	if (!z) {
+		close(fd);
+		return -ENOMEM;
+	}
+	z->fd = fd;
+	lines_init(&z->lines, fd);
+	signal(SIGINT, SIG_IGN); /* Ctrl-C is for the program that holds the control socket */
+	while (!z->over) {
+		z->over = lines_read(&z->lines, 0) < 0;
+		while (!z->over && (text = lines_next(&z->lines, &len)))
+			on_line(z, text, len);
+	}
+	thaw_source_close(z->source);
+	own_close_fd(&z->fd);
+	ret = z->ret;
+	free(z);
+	return ret;
+}
