@@ -178,19 +178,45 @@ static json_t *timing_json(const struct ctl *ctl)
 	                 (json_int_t)t->run);
 }
 
-/* The wake that the interpreter gets: who it is and its environment. */
-static char *wake_json(const json_t *line)
-{
-	json_t *wake = json_object();
-	static const char *const keys[] = { "id", "hostname", "env" };
-	char *text;
+/* Environment in the form of the wake: docs/protocol.md section 5. */
+struct env {
+	char *p; /* owned */
+	size_t len;
+};
 
-	for (size_t i = 0; i < ARRAY_LEN(keys); i++)
-		if (json_object_get(line, keys[i]))
-			json_object_set(wake, keys[i], json_object_get(line, keys[i]));
-	text = json_dumps(wake, JSON_COMPACT);
-	json_decref(wake);
-	return text;
+static int add_env(struct env *env, const char *name, const json_t *value, struct err *err)
+{
+	const char *text = json_string_value(value);
+	size_t room = strlen(name) + json_string_length(value) + 2;
+	char *grown;
+
+	if (!text || !*name || strchr(name, '='))
+		return err_set(err, -EINVAL, "env: \"%.64s\" must be a name with a string", name);
+	grown = realloc(env->p, env->len + room);
+	if (!grown)
+		return err_set(err, -ENOMEM, "env: out of memory");
+	env->p = grown;
+	env->len += (size_t)snprintf(grown + env->len, room, "%s=%s", name, text) + 1;
+	return 0;
+}
+
+/* Who the sandbox is, then what the caller wants on top. */
+static int make_env(struct env *env, const json_t *line, struct err *err)
+{
+	const json_t *hostname = json_object_get(line, "hostname"),
+		     *id = json_object_get(line, "id");
+	int ret = json_string_length(hostname) ? add_env(env, "HOSTNAME", hostname, err) : 0;
+	const char *name;
+	json_t *value;
+
+	if (ret == 0 && json_string_length(id))
+		ret = add_env(env, "THAWBOX_ID", id, err);
+	json_object_foreach(json_object_get(line, "env"), name, value)
+	{
+		if (ret == 0)
+			ret = add_env(env, name, value, err);
+	}
+	return ret;
 }
 
 /* A zygote's child has its source already; a member of a pool has used its own. */
@@ -210,11 +236,10 @@ static int open_source(struct ctl *ctl, const json_t *line, struct err *err)
 
 static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 {
-	own_free char *wake = wake_json(line);
+	struct env env = { 0 };
 	struct vm_thaw_config config = { .vsock_path = string_of(line, "vsock"),
 		                         .overlay_dir = overlay_dir(line),
 		                         .hostname = string_of(line, "hostname"),
-		                         .wake = wake,
 		                         .reseed = !json_is_false(json_object_get(line, "reseed")),
 		                         .record = json_is_true(json_object_get(line, "record")),
 		                         .hold = json_is_true(json_object_get(line, "hold")) };
@@ -222,8 +247,14 @@ static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 	int ret;
 
 	config.age_ns = (uint64_t)json_integer_value(json_object_get(line, "age_s")) * NS_PER_SEC;
-	config.first_fd = take_sent_fd(ctl);
-	ret = vm_thaw(vm, ctl->source, &config, err);
+	ret = make_env(&env, line, err);
+	config.env = env.p;
+	config.env_len = (uint32_t)env.len;
+	if (ret == 0) {
+		config.first_fd = take_sent_fd(ctl);
+		ret = vm_thaw(vm, ctl->source, &config, err);
+	}
+	free(env.p);
 	if (ret < 0)
 		return ret;
 	if (!json_is_true(json_object_get(line, "paused"))) {

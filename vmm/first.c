@@ -4,11 +4,72 @@
 #include "core/own.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #define FRAME_HEAD 5u /* u32 length, u8 type: docs/protocol.md section 2 */
+
+/* docs/protocol.md section 5: the frame that saves the interpreter from parsing JSON. */
+#define TYPE_REQUEST 0x01
+#define TYPE_CELL    0x04
+#define MAX_OUTPUT   (1ll << 40)
+struct cell_head {
+	uint32_t len;
+	uint8_t type, silent;
+	uint64_t max_output;
+} __attribute__((packed));
+
+/* A request for a cell and nothing that only the interpreter can judge; then *max_output is in its bounds. */
+static bool is_cell(json_t *request, json_int_t *max_output)
+{
+	json_t *code = json_object_get(request, "code"),
+	       *silent = json_object_get(request, "silent"),
+	       *max = json_object_get(request, "max_output");
+	const char *op = json_string_value(json_object_get(request, "op"));
+	size_t known = 2u + (silent ? 1 : 0) + (max ? 1 : 0);
+
+	*max_output = json_integer_value(max);
+	return op && strcmp(op, "run") == 0 && json_is_string(code) &&
+	       (!silent || json_is_boolean(silent)) && (!max || json_is_integer(max)) &&
+	       *max_output >= 0 && *max_output < MAX_OUTPUT && json_object_size(request) == known;
+}
+
+static void make_cell(struct first *first)
+{
+	const size_t payload = first->frame - FRAME_HEAD;
+	json_t *request = json_loadb((const char *)first->buf + FRAME_HEAD, payload, 0, NULL),
+	       *code;
+	struct cell_head head = { .type = TYPE_CELL };
+	json_int_t max_output = 0;
+	size_t n;
+
+	code = json_object_get(request, "code");
+	n = json_string_length(code);
+	if (is_cell(request, &max_output) && (first->cell = malloc(sizeof(head) + n))) {
+		head.len = (uint32_t)(sizeof(head) - FRAME_HEAD + n);
+		head.silent = json_is_true(json_object_get(request, "silent"));
+		head.max_output = (uint64_t)max_output;
+		memcpy(first->cell, &head, sizeof(head));
+		memcpy(first->cell + sizeof(head), json_string_value(code), n);
+		first->cell_len = sizeof(head) + n;
+	}
+	json_decref(request);
+}
+
+struct iovec first_request(const struct first *first)
+{
+	if (first->frame && first->cell)
+		return (struct iovec){ first->cell, first->cell_len };
+	return (struct iovec){ (uint8_t *)(uintptr_t)first->buf, first->frame };
+}
+
+struct iovec first_rest(const struct first *first)
+{
+	return (struct iovec){ (uint8_t *)(uintptr_t)first->buf + first->frame,
+		               first->len - first->frame };
+}
 
 void first_open(struct first *first, int fd)
 {
@@ -16,6 +77,7 @@ void first_open(struct first *first, int fd)
 	ssize_t n;
 
 	first->fd = fd;
+	first->cell = NULL;
 	first->len = first->frame = 0;
 	first->broken = false;
 	if (fd < 0)
@@ -27,6 +89,8 @@ void first_open(struct first *first, int fd)
 	memcpy(&payload, first->buf, sizeof(payload));
 	if (payload <= FIRST_MAX - FRAME_HEAD && payload + FRAME_HEAD <= first->len)
 		first->frame = payload + FRAME_HEAD;
+	if (first->frame && first->buf[FRAME_HEAD - 1] == TYPE_REQUEST)
+		make_cell(first);
 }
 
 static void write_segment(struct first *first, const uint8_t *p, size_t n, bool (*stop)(void *ctx),
@@ -75,4 +139,6 @@ void first_close(struct first *first)
 {
 	own_close_fd(&first->fd);
 	first->fd = -1;
+	free(first->cell);
+	first->cell = NULL;
 }

@@ -21,10 +21,17 @@ struct first {
 	size_t frame; /* of these: one whole frame (0: not whole, or too large) */
 	bool broken;  /* the peer is gone: output goes nowhere */
 	uint8_t buf[FIRST_MAX];
+	uint8_t *cell; /* owned: the same request as a CELL; NULL: it is none */
+	size_t cell_len;
 };
 
 /* Takes `fd` over and reads what the peer has written so far, without waiting. Loop's thread. */
 void first_open(struct first *first, int fd);
+
+/* What goes into the mailbox: the cell, or the frame as it came. n 0: nothing. */
+struct iovec first_request(const struct first *first);
+/* What the peer has written behind that frame, or instead of one. */
+struct iovec first_rest(const struct first *first);
 
 /*
  * Writes guest output to the peer, in order, all of it: waits while the peer does not read, which

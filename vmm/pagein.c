@@ -19,7 +19,7 @@
 #define PROBES   16u  /* pages that tell whether the cache is cold */
 #define FEW      64u  /* pages in the cache that do not spoil a recording */
 #define WINDOW   8u   /* pages, by address: KVM maps so many ahead of a fault (PTE_PREFETCH_NUM) */
-#define WORTH    3u   /* of a window: so many are used, and the others are worth a copy of 2.5 us each */
+#define WORTH    3u /* of a window: so many are used, and the others are worth a copy of 2.5 us each */
 
 /* Documentation/admin-guide/mm/pagemap.rst */
 #define PM_PRESENT (1ull << 63)

@@ -22,7 +22,7 @@
 #define NS_PER_MS  1000000ull
 
 struct wake_head {
-	uint32_t magic, wake_len;
+	uint32_t magic, env_len;
 	uint8_t entropy[64];
 	uint64_t realtime_ns;
 } __attribute__((packed));
@@ -34,7 +34,6 @@ struct thaw {
 	const struct vm_thaw_config *config; /* NULL: for nobody yet */
 	const char *overlay_dir;
 	struct guestsym_wake wake;
-	const char *wake_json;
 	bool wakes;          /* an interpreter waits for the mailbox */
 	uint8_t entropy[64]; /* for the interpreter's own generators */
 	bool known;          /* the kernel's memory can be written */
@@ -121,8 +120,7 @@ static int replace_kernel_state(struct thaw *thaw, struct err *err)
 
 static struct wake_head wake_head(const struct thaw *thaw)
 {
-	struct wake_head head = { .magic = WAKE_MAGIC,
-		                  .wake_len = (uint32_t)strlen(thaw->wake_json) };
+	struct wake_head head = { .magic = WAKE_MAGIC, .env_len = thaw->config->env_len };
 
 	head.realtime_ns = clock_real_ns();
 	if (thaw->config->reseed)
@@ -135,13 +133,14 @@ static int put_mailbox(struct thaw *thaw, struct err *err)
 {
 	struct wake_head head = wake_head(thaw);
 	struct vm *vm = thaw->vm;
+	struct iovec request = first_request(&vm->first);
 	int ret = doorbell_put(&vm->bell, 0, &head, sizeof(head));
 
 	if (ret == 0)
-		ret = doorbell_put(&vm->bell, sizeof(head), thaw->wake_json, head.wake_len);
-	if (ret == 0 && vm->first.frame)
-		ret = doorbell_put(&vm->bell, sizeof(head) + head.wake_len, vm->first.buf,
-		                   vm->first.frame);
+		ret = doorbell_put(&vm->bell, sizeof(head), thaw->config->env, head.env_len);
+	if (ret == 0)
+		ret = doorbell_put(&vm->bell, sizeof(head) + head.env_len, request.iov_base,
+		                   request.iov_len);
 	return ret < 0 ? err_set(err, ret, "mailbox: %s", strerror(-ret)) : 0;
 }
 
@@ -154,7 +153,7 @@ static int answer_park(struct thaw *thaw, struct err *err)
 	struct kvm_regs *regs = &thaw->src->machine.cpu[0].regs;
 	struct vm *vm = thaw->vm;
 	size_t room = doorbell_request_room(&vm->bell);
-	size_t used = sizeof(struct wake_head) + strlen(thaw->wake_json);
+	size_t used = sizeof(struct wake_head) + thaw->config->env_len;
 
 	if (vm->bell.s.phase != DOORBELL_PARKED)
 		return 0;
@@ -164,11 +163,11 @@ static int answer_park(struct thaw *thaw, struct err *err)
 	if (used > room)
 		return err_set(
 			err, -EMSGSIZE, "environment and names of %zu bytes: at most %zu fit",
-			strlen(thaw->wake_json),
+			(size_t)thaw->config->env_len,
 			room > sizeof(struct wake_head) ? room - sizeof(struct wake_head) : 0);
-	if (vm->first.frame > room - used)
+	if (first_request(&vm->first).iov_len > room - used)
 		vm->first.frame = 0;
-	regs->rax = vm->first.frame;
+	regs->rax = first_request(&vm->first).iov_len;
 	vm->bell.s.phase = vm->first.frame ? DOORBELL_FIRST : DOORBELL_DONE;
 	thaw->wakes = true;
 	return 0;
@@ -430,23 +429,6 @@ static int tell_generation(struct vm *vm, struct err *err)
 	return 0;
 }
 
-/* A stream whose first request could not travel in the mailbox is a vsock connection from the start. */
-static int connect_first(struct vm *vm, struct err *err)
-{
-	struct first *first = &vm->first;
-	int ret;
-
-	if (first->fd < 0 || vm->bell.s.phase == DOORBELL_FIRST)
-		return 0;
-	ret = first->len ? vsock_connect_with(vm->vsock, first->fd, vm->bell.s.port, first->buf,
-	                                      first->len, err)
-	                 : vsock_connect(vm->vsock, first->fd, vm->bell.s.port, VSOCK_ON_FIRST_BYTE,
-	                                 err);
-	if (ret == 0)
-		first->fd = -1;
-	return ret;
-}
-
 /* What the machine is; nothing of it exists yet. */
 static void adopt(struct vm *vm, struct thaw_source *src)
 {
@@ -536,7 +518,6 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	vm->hold = config->hold || config->record;
 	init(&thaw, vm, src, config->overlay_dir);
 	thaw.config = config;
-	thaw.wake_json = config->wake ? config->wake : "{}";
 	ret = thaw_all(&thaw, err);
 	if (ret < 0)
 		return err_wrap(err, "thaw %s", src->dir);
@@ -546,7 +527,8 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 		vm_interrupts_on(vm);
 	vm->stage = VM_LIVE;
 	ret = thaw.known ? 0 : tell_generation(vm, err);
-	if (ret == 0)
-		ret = connect_first(vm, err);
+	/* A first request that could not travel in the mailbox goes by vsock from the start. */
+	if (ret == 0 && vm->first.fd >= 0 && vm->bell.s.phase != DOORBELL_FIRST)
+		ret = vm_connect_first(vm, err);
 	return ret;
 }

@@ -39,7 +39,8 @@ struct vm_thaw_config {
 	const char *vsock_path; /* NULL: none */
 	const char *overlay_dir;
 	const char *hostname; /* NULL: the template's */
-	const char *wake;     /* JSON for the interpreter */
+	const char *env;      /* the interpreter's, NUL-terminated "NAME=VALUE" one after another */
+	uint32_t env_len;     /* bytes, with the last NUL */
 	uint64_t age_ns;      /* tests: as if the snapshot were that much older; not of a standby */
 	bool reseed;          /* false, tests only: the random state stays the template's */
 	bool hold;   /* the guest stands still when its first cell is done, until vm_resume() */

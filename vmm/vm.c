@@ -188,16 +188,26 @@ static void on_parked(struct loop_event *event)
 	}
 }
 
-/* The first stream goes on as an ordinary connection. */
+int vm_connect_first(struct vm *vm, struct err *err)
+{
+	const struct iovec rest = first_rest(&vm->first);
+	struct first *first = &vm->first;
+	int ret = rest.iov_len ? vsock_connect_with(vm->vsock, first->fd, vm->bell.s.port,
+	                                            rest.iov_base, rest.iov_len, err)
+	                       : vsock_connect(vm->vsock, first->fd, vm->bell.s.port,
+	                                       VSOCK_ON_FIRST_BYTE, err);
+
+	if (ret == 0)
+		first->fd = -1;
+	return ret;
+}
+
 static void on_first_done(struct loop_event *event)
 {
 	struct vm *vm = container_of(event, struct vm, first_event);
 	struct err err = { 0 };
 
-	if (vm->first.fd >= 0 && !vm->first.broken &&
-	    vsock_connect(vm->vsock, vm->first.fd, vm->bell.s.port, VSOCK_ON_FIRST_BYTE, &err) == 0)
-		vm->first.fd = -1;
-	else if (err.code)
+	if (vm->first.fd >= 0 && !vm->first.broken && vm_connect_first(vm, &err) < 0)
 		log_warn("first stream: %s", err.msg);
 	if (vm->hold)
 		vm->running = false; /* the vCPU has parked itself */

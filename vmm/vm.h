@@ -141,6 +141,8 @@ NODISCARD int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snaps
 /* The VM exists: interrupts go to it from now on, those raised so far first. */
 void vm_interrupts_on(struct vm *vm);
 uint64_t vm_vmgenid(const struct vm *vm); /* guest-physical address of its page */
+/* The first stream goes on as a connection by vsock, beginning with what has been read of it. */
+NODISCARD int vm_connect_first(struct vm *vm, struct err *err);
 /* The warmed-up guest has parked again: it will stand still for as long as nobody takes it (thaw.c). */
 NODISCARD int vm_rest(struct vm *vm, struct err *err);
 

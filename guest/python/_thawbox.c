@@ -5,8 +5,9 @@
  * What Python calls (py_*) is described in _thawbox.pyi.
  *
  * Invariants:
- * - Between the return of park() and done() nothing here enters the kernel for a cell that only
- *   writes a little: a guest system call costs up to 0.25 ms, a guest page fault 1.5 ms.
+ * - Between the read of PARK and the write of DONE nothing here enters the kernel for a cell that only
+ *   writes a little: a guest system call costs up to 0.25 ms, a guest page fault 1.5 ms. Nor does Python
+ *   code run there but the cell's: each page that it touches is a fault of the host.
  * - `out` is changed only between out_lock() and out_unlock(). Callers from Python hold the GIL for
  *   all of it, so the lock only keeps Python threads and the SIGIO handler apart.
  * - The SIGIO handler runs on the main thread alone, touches no Python object and allocates nothing.
@@ -33,6 +34,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef MADV_COLLAPSE /* Linux 6.1, madvise(2) */
+#define MADV_COLLAPSE 25
+#endif
+
 #define PAGE         4096u
 #define HUGE_PAGE    ((size_t)2 << 20)
 #define ARENA        ((size_t)1 << 20) /* ARENA_SIZE of CPython 3.11 */
@@ -44,11 +49,11 @@
 #define DOORBELL_GPA 0xd000f000
 #define MAGIC        0x31584254u /* "TBX1" */
 #define WAKE_MAGIC   0x454b4157u /* "WAKE" */
-#define WAKE_HEADER  80u         /* magic, length, entropy, time */
 #define ENTROPY      64u
 #define FRAME_HEADER 5u
 #define FRAME_MAX    (1u << 20)
 #define FRAME_MORE   0x80u
+#define CELL_TYPE    0x04
 #define RESULT_TYPE  0x10
 #define STDOUT_TYPE  0x11u /* STDERR follows */
 #define IDLE_KEPT    (64u << 10)
@@ -650,11 +655,9 @@ static PyObject *py_hint(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static PyObject *py_flush(PyObject *self, PyObject *args)
+/* In the first cell by DONE, which ends it. */
+static void flush_all(void)
 {
-	(void)self, (void)args;
-	if (in_child)
-		Py_RETURN_NONE;
 	out_lock();
 	if (out.sink == SINK_MAILBOX) {
 		reg_write(REG_DONE, (uint32_t)out.len);
@@ -665,19 +668,22 @@ static PyObject *py_flush(PyObject *self, PyObject *args)
 		flush_now();
 	}
 	out_unlock();
+}
+
+static PyObject *py_flush(PyObject *self, PyObject *args)
+{
+	(void)self, (void)args;
+	if (!in_child)
+		flush_all();
 	Py_RETURN_NONE;
 }
 
-static PyObject *py_begin(PyObject *self, PyObject *args)
+static void begin_output(uint64_t max)
 {
-	unsigned long long max;
 	const uint8_t *p = NULL;
 	uint8_t stream = 0;
 	size_t n;
 
-	(void)self;
-	if (!PyArg_ParseTuple(args, "K:begin", &max))
-		return NULL;
 	out_lock();
 	out.cell = true;
 	out.bounded = max != 0;
@@ -692,26 +698,43 @@ static PyObject *py_begin(PyObject *self, PyObject *args)
 	}
 	out.flushed_ns = now_ns();
 	out_unlock();
+}
+
+static PyObject *py_begin(PyObject *self, PyObject *args)
+{
+	unsigned long long max;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "K:begin", &max))
+		return NULL;
+	begin_output(max);
 	Py_RETURN_NONE;
 }
 
-static PyObject *py_end(PyObject *self, PyObject *args)
+/* The cell is over: the kept tail is queued; cut[] is what was dropped of each stream, in bytes. */
+static void end_output(uint64_t cut[2])
 {
-	uint64_t cut[2];
 	const uint8_t *p = NULL;
 	uint8_t stream = 0;
 	size_t n;
 
-	(void)self, (void)args;
 	out_lock();
 	while ((n = ring_peek(&out.tail, &stream, &p))) {
 		put_stream(stream, p, n);
 		ring_skip(&out.tail, n);
 	}
-	memcpy(cut, out.tail.dropped, sizeof(cut));
+	memcpy(cut, out.tail.dropped, sizeof(out.tail.dropped));
 	tail_close();
 	out.cell = false;
 	out_unlock();
+}
+
+static PyObject *py_end(PyObject *self, PyObject *args)
+{
+	uint64_t cut[2];
+
+	(void)self, (void)args;
+	end_output(cut);
 	return Py_BuildValue("KK", (unsigned long long)cut[0], (unsigned long long)cut[1]);
 }
 
@@ -852,44 +875,6 @@ static PyObject *py_now(PyObject *self, PyObject *args)
 	return PyLong_FromLongLong(now_ns());
 }
 
-static PyObject *py_park(PyObject *self, PyObject *args)
-{
-	uint32_t n;
-
-	(void)self, (void)args;
-	out.sink = SINK_MAILBOX;
-	out.buf = bell.request + AREA_BYTES;
-	out.len = out.open = 0;
-	n = reg_read(REG_PARK);
-	if (n == 0 || n > AREA_BYTES) {
-		out.sink = SINK_NONE;
-		out.buf = stream_buf;
-	}
-	return PyLong_FromUnsignedLong(n);
-}
-
-static PyObject *py_wake(PyObject *self, PyObject *args)
-{
-	uint32_t head[2];
-	unsigned n;
-	PyObject *r;
-
-	(void)self;
-	if (!PyArg_ParseTuple(args, "I:wake", &n))
-		return NULL;
-	memcpy(head, bell.request, sizeof(head));
-	if (head[0] != WAKE_MAGIC || n > AREA_BYTES || head[1] > AREA_BYTES ||
-	    WAKE_HEADER + (size_t)head[1] + n > AREA_BYTES) {
-		PyErr_SetString(PyExc_ValueError, "the request area holds no wake");
-		return NULL;
-	}
-	r = Py_BuildValue("y#y#y#", bell.request + 8, (Py_ssize_t)ENTROPY,
-	                  bell.request + WAKE_HEADER, (Py_ssize_t)head[1],
-	                  bell.request + WAKE_HEADER + head[1], (Py_ssize_t)n);
-	memset(bell.request + 8, 0, ENTROPY);
-	return r;
-}
-
 /*
  * As setenv(3), which also enters each value into a tree of all that it has seen: a new one turns
  * nodes in pages that this process shares with its relatives. False: too many variables, or no memory.
@@ -921,58 +906,241 @@ static bool put_env(const char *name, const char *value)
 	return true;
 }
 
-static PyObject *py_put_env(PyObject *self, PyObject *args)
+/* Environment of the wake: NUL-terminated "NAME=VALUE". Also for os.environ, whose dictionary this is. */
+static int take_env(PyObject *environ_data, const char *p, size_t len)
 {
-	const char *name, *value;
+	while (len) {
+		const char *end = memchr(p, '\0', len);
+		const char *equals = end ? strchr(p, '=') : NULL;
+		PyObject *name, *value;
+		int rc = -1;
 
-	(void)self;
-	if (!PyArg_ParseTuple(args, "yy:put_env", &name, &value))
-		return NULL;
-	if (!put_env(name, value) && setenv(name, value, 1) < 0)
-		return PyErr_SetFromErrno(PyExc_OSError);
-	Py_RETURN_NONE;
+		if (!equals)
+			return PyErr_Format(PyExc_ValueError, "the wake's environment is damaged"),
+			       -1;
+		name = PyBytes_FromStringAndSize(p, equals - p);
+		value = PyBytes_FromString(equals + 1);
+		if (name && value && !put_env(PyBytes_AS_STRING(name), PyBytes_AS_STRING(value)) &&
+		    setenv(PyBytes_AS_STRING(name), PyBytes_AS_STRING(value), 1) < 0)
+			PyErr_SetFromErrno(PyExc_OSError);
+		else if (name && value)
+			rc = PyDict_SetItem(environ_data, name, value);
+		Py_XDECREF(name);
+		Py_XDECREF(value);
+		if (rc < 0)
+			return rc;
+		len -= (size_t)(end + 1 - p);
+		p = end + 1;
+	}
+	return 0;
 }
 
-static PyObject *py_twist(PyObject *self, PyObject *args)
-{
-	enum { N = 624 };
-	unsigned long long address;
-	const char *key;
-	Py_ssize_t len;
-	uint32_t *mt, word;
-	size_t words, i = 1, j = 0;
+enum { MT = 624 };
 
-	(void)self;
-	if (!PyArg_ParseTuple(args, "Ky#:twist", &address, &key, &len))
-		return NULL;
-	words = (size_t)len / 4;
-	if (!words) {
-		PyErr_SetString(PyExc_ValueError, "the key is empty");
-		return NULL;
-	}
-	mt = (uint32_t *)(uintptr_t)address;
+/* init_by_array() of the reference MT19937. `len` bytes of key, a multiple of 4. */
+static void twist(uint32_t mt[MT], const uint8_t *key, size_t len)
+{
+	size_t words = len / 4, i = 1, j = 0;
+	uint32_t word;
+
 	mt[0] = 19650218;
-	for (uint32_t k = 1; k < N; k++)
+	for (uint32_t k = 1; k < MT; k++)
 		mt[k] = 1812433253u * (mt[k - 1] ^ (mt[k - 1] >> 30)) + k;
-	for (size_t k = N; k; k--) {
+	for (size_t k = MT; k; k--) {
 		memcpy(&word, key + 4 * j, sizeof(word));
 		mt[i] = (mt[i] ^ ((mt[i - 1] ^ (mt[i - 1] >> 30)) * 1664525u)) + word + (uint32_t)j;
 		j = j + 1 < words ? j + 1 : 0;
-		if (++i == N) {
-			mt[0] = mt[N - 1];
+		if (++i == MT) {
+			mt[0] = mt[MT - 1];
 			i = 1;
 		}
 	}
-	for (size_t k = N - 1; k; k--) {
+	for (size_t k = MT - 1; k; k--) {
 		mt[i] = (mt[i] ^ ((mt[i - 1] ^ (mt[i - 1] >> 30)) * 1566083941u)) - (uint32_t)i;
-		if (++i == N) {
-			mt[0] = mt[N - 1];
+		if (++i == MT) {
+			mt[0] = mt[MT - 1];
 			i = 1;
 		}
 	}
 	mt[0] = 0x80000000u;
-	mt[N] = N; /* pos: used up, so that the next number twists first */
+}
+
+/* A random.Random of CPython 3.11 (Modules/_randommodule.c), and numpy's generator (mt19937.h). */
+struct python_random {
+	PyObject head;
+	int index;
+	uint32_t state[MT];
+};
+struct numpy_random {
+	uint32_t state[MT];
+	int pos;
+};
+
+/* Half of the key for each: they are the same kind of generator, and must not give the same numbers. */
+static void reseed(PyObject *python, uintptr_t numpy, const uint8_t *key, size_t len)
+{
+	struct python_random *p = (struct python_random *)python;
+	struct numpy_random *n = (struct numpy_random *)numpy;
+
+	twist(p->state, key, len / 2);
+	p->index = MT; /* used up, so that the next number twists first */
+	if (!n)
+		return;
+	twist(n->state, key + len / 2, len / 2);
+	n->pos = MT;
+}
+
+static PyObject *py_reseed(PyObject *self, PyObject *args)
+{
+	unsigned long long numpy;
+	PyObject *python;
+	const char *key;
+	Py_ssize_t len;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OKy#:reseed", &python, &numpy, &key, &len))
+		return NULL;
+	if (!len || len % 8) {
+		PyErr_SetString(PyExc_ValueError, "the key must have a multiple of 8 bytes");
+		return NULL;
+	}
+	reseed(python, (uintptr_t)numpy, (const uint8_t *)key, (size_t)len);
 	Py_RETURN_NONE;
+}
+
+/* ---- Python: the first request ---- */
+
+/* What stands in the request area (docs/protocol.md section 5), and behind it. */
+struct wake {
+	uint32_t magic, env_len;
+	uint8_t entropy[ENTROPY];
+	uint64_t realtime_ns;
+	char env[];
+};
+struct cell {
+	uint32_t len;
+	uint8_t type, silent;
+	uint8_t max_output[8];
+	char code[];
+} __attribute__((packed));
+
+static bool first_runs; /* its cell is under way: an interrupt is for it */
+
+static PyObject *py_first_runs(PyObject *self, PyObject *args)
+{
+	(void)self, (void)args;
+	return PyBool_FromLong(first_runs);
+}
+
+/* Returns what PARK read. */
+static uint32_t park(void)
+{
+	uint32_t n;
+
+	out.sink = SINK_MAILBOX;
+	out.buf = bell.request + AREA_BYTES;
+	out.len = out.open = 0;
+	n = reg_read(REG_PARK);
+	if (n == 0 || n > AREA_BYTES) {
+		out.sink = SINK_NONE;
+		out.buf = stream_buf;
+	}
+	return n;
+}
+
+/* Its frames and RESULT are in the mailbox, and the bell has rung. Returns (start, end) in ns. */
+static PyObject *finish_cell(int64_t start_ns, long count)
+{
+	uint64_t cut[2];
+	int64_t end_ns;
+	char text[192];
+	int n;
+
+	end_output(cut);
+	end_ns = now_ns();
+	n = snprintf(text, sizeof(text),
+	             "{\"status\":\"ok\",\"execution_count\":%ld,\"error\":null,"
+	             "\"cut\":{\"stdout\":%llu,\"stderr\":%llu}}",
+	             count, (unsigned long long)cut[0], (unsigned long long)cut[1]);
+	out_lock();
+	put_frame(RESULT_TYPE, (const uint8_t *)text, (size_t)n);
+	out_unlock();
+	flush_all();
+	return Py_BuildValue("LLO", (long long)start_ns, (long long)end_ns, Py_None);
+}
+
+/* Runs a cell; one that fails, or returns in a forked child, is left to the caller: (start, 0, error). */
+static PyObject *run_cell(PyObject *run, const struct cell *cell, size_t len, long count)
+{
+	int64_t start_ns = now_ns();
+	PyObject *argv[2], *error, *type, *trace, *rest;
+	uint64_t max_output;
+
+	memcpy(&max_output, cell->max_output, sizeof(max_output));
+	argv[0] = PyUnicode_DecodeUTF8(cell->code, (Py_ssize_t)(len - sizeof(*cell)), "strict");
+	if (!argv[0])
+		return NULL;
+	argv[1] = cell->silent ? Py_True : Py_False;
+	begin_output(max_output);
+	first_runs = true;
+	error = PyObject_Vectorcall(run, argv, 2, NULL);
+	first_runs = false;
+	Py_DECREF(argv[0]);
+	if (error == Py_None && !in_child) {
+		Py_DECREF(error);
+		return finish_cell(start_ns, count);
+	}
+	if (!error) {
+		PyErr_Fetch(&type, &error, &trace);
+		PyErr_NormalizeException(&type, &error, &trace);
+		Py_XDECREF(type);
+		Py_XDECREF(trace);
+	}
+	rest = Py_BuildValue("LiO", (long long)start_ns, 0, error);
+	Py_DECREF(error);
+	return rest;
+}
+
+/* What there is to do about the request of `n` bytes: a cell is run, a REQUEST frame returned. */
+static PyObject *take_request(PyObject *run, const uint8_t *p, size_t n, long count)
+{
+	const struct cell *cell = (const struct cell *)p;
+
+	if (n >= sizeof(*cell) && cell->type == CELL_TYPE && cell->len == n - FRAME_HEADER)
+		return run_cell(run, cell, n, count);
+	return PyBytes_FromStringAndSize((const char *)p, (Py_ssize_t)n);
+}
+
+static PyObject *py_first(PyObject *self, PyObject *args)
+{
+	const struct wake *wake = (const struct wake *)bell.request;
+	PyObject *run, *python, *environ_data, *rest;
+	unsigned long long numpy;
+	uint32_t env_len, n;
+	long count;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OOKO!l:first", &run, &python, &numpy, &PyDict_Type,
+	                      &environ_data, &count))
+		return NULL;
+	n = park();
+	if (n > AREA_BYTES)
+		return Py_BuildValue("IO", n, Py_None);
+	env_len = wake->env_len;
+	if (wake->magic != WAKE_MAGIC || env_len > AREA_BYTES ||
+	    sizeof(*wake) + (size_t)env_len + n > AREA_BYTES) {
+		PyErr_SetString(PyExc_ValueError, "the request area holds no wake");
+		return NULL;
+	}
+	reseed(python, (uintptr_t)numpy, wake->entropy, ENTROPY);
+	memset(bell.request + offsetof(struct wake, entropy), 0, ENTROPY);
+	if (take_env(environ_data, wake->env, env_len) < 0)
+		return NULL;
+	if (n)
+		rest = take_request(run, bell.request + sizeof(*wake) + env_len, n, count);
+	else
+		rest = Py_NewRef(Py_None);
+	return rest ? Py_BuildValue("IN", n, rest) : NULL;
 }
 
 static PyObject *py_rehearse(PyObject *self, PyObject *args)
@@ -1096,6 +1264,67 @@ static int map_object(struct dl_phdr_info *info, size_t size, void *unused)
 	return 0;
 }
 
+/* What an object maps without write permission, one range without holes; empty when there is none. */
+static void constant_range(const struct dl_phdr_info *info, uintptr_t *from, uintptr_t *to)
+{
+	*from = *to = 0;
+	for (unsigned i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *seg = &info->dlpi_phdr[i];
+		uintptr_t start = (info->dlpi_addr + seg->p_vaddr) & ~(uintptr_t)(PAGE - 1);
+		uintptr_t end = info->dlpi_addr + seg->p_vaddr + seg->p_memsz;
+
+		if (seg->p_type != PT_LOAD || seg->p_flags & PF_W || (*to && start != *to))
+			continue;
+		*from = *to ? *from : start;
+		*to = (end + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
+	}
+}
+
+/*
+ * Replaces [to, to + size) by a copy in large pages, code among it. The copy is made elsewhere and takes the
+ * place in one call, so that there is no moment without code. -errno: all is as it was.
+ */
+static int replace_by_large(uintptr_t to, size_t size)
+{
+	char *room = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE,
+	                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *copy = room + (-(uintptr_t)room & (HUGE_PAGE - 1));
+	int rc = 0;
+
+	if (room == MAP_FAILED)
+		return -errno;
+	memcpy(copy, (const void *)to, size);
+	/* Before the rest: only memory that may be written is collapsed. */
+	if (madvise(copy, size, MADV_COLLAPSE) < 0 ||
+	    mprotect(copy, size, PROT_READ | PROT_EXEC) < 0 ||
+	    mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)to) == MAP_FAILED)
+		rc = -errno;
+	munmap(room, size + HUGE_PAGE); /* what has moved away is a hole by now */
+	return rc;
+}
+
+/* dl_iterate_phdr() begins with the program itself. */
+static int enlarge_program(struct dl_phdr_info *info, size_t size, void *result)
+{
+	uintptr_t from, to;
+
+	(void)size;
+	constant_range(info, &from, &to);
+	from = (from + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
+	to &= ~(uintptr_t)(HUGE_PAGE - 1);
+	*(int *)result = from < to ? replace_by_large(from, to - from) : -ENOENT;
+	return 1;
+}
+
+static PyObject *py_large_text(PyObject *self, PyObject *args)
+{
+	int rc = 0;
+
+	(void)self, (void)args;
+	dl_iterate_phdr(enlarge_program, &rc);
+	return PyLong_FromLong(-rc);
+}
+
 static int arenas_open(size_t size)
 {
 	PyObjectArenaAllocator ours = { NULL, arena_alloc, arena_free };
@@ -1179,14 +1408,14 @@ static PyMethodDef methods[] = {
 	METHOD(forked, METH_NOARGS),
 	METHOD(open, METH_VARARGS),
 	METHOD(open_fake, METH_VARARGS),
-	METHOD(park, METH_NOARGS),
-	METHOD(wake, METH_VARARGS),
+	METHOD(first, METH_VARARGS),
+	METHOD(first_runs, METH_NOARGS),
 	METHOD(rehearse, METH_VARARGS),
-	METHOD(put_env, METH_VARARGS),
-	METHOD(twist, METH_VARARGS),
+	METHOD(reseed, METH_VARARGS),
 	METHOD(rest, METH_VARARGS),
 	METHOD(now, METH_NOARGS),
 	METHOD(slack, METH_VARARGS),
+	METHOD(large_text, METH_NOARGS),
 	{ NULL, NULL, 0, NULL },
 };
 /* clang-format on */

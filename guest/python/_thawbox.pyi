@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What _thawbox.c offers. Called with the GIL, from the main thread unless it says otherwise.
 
-"First cell" is the time from park() to the next flush(): frames go to the mailbox then
+"First cell" is the time from first()'s return of PARK to the next flush(): frames go to the mailbox then
 (docs/protocol.md section 5), else to the attached stream (section 2).
 """
-from collections.abc import Buffer
+from collections.abc import Buffer, Callable
+from random import Random
+from typing import Any
 
 # Descriptors 1 and 2.
 def capture() -> None:
@@ -44,20 +46,23 @@ def open(port: int) -> None:
 def open_fake(shm: int, to_test: int, from_test: int, port: int) -> None:
     """A doorbell for tests: the mailbox is the shared memory file, each register access a message
     of three u32 (offset, value, is_write), answered by a u32."""
-def park() -> int:
-    """Returns what PARK read."""
-def wake(n: int) -> tuple[bytes, bytes, bytes]:
-    """Entropy, wake JSON and the request frame's n bytes out of the request area; the entropy is
-    wiped there. Raises ValueError when they are not there."""
+def first(run: Callable[[str, bool], Any], python: Random, numpy: int, environ: dict[bytes, bytes],
+          count: int) -> tuple[int, tuple[int, int, Any] | bytes | None]:
+    """Reads PARK; then takes the wake: reseeds as reseed() does, and sets its environment, in `environ`
+    (of os.environ) too. A plain cell is then run by run(code, silent), which returns None or an error, and
+    answered as execution `count`. Returns what PARK read, and: None where there is nothing to answer; a whole
+    REQUEST frame to be answered; (start, end, None) of a cell that is done, in ns of now(); (start, 0, error)
+    of one that must still be ended and answered, error being what run() returned or raised. Raises ValueError
+    for a mailbox that is damaged, OSError and MemoryError."""
+def first_runs() -> bool:
+    """True while first() runs a cell."""
 def rehearse(message: bytes | None, n: int) -> None:
     """Until called with None, the registers are plain memory and park() returns n with the message
     (a wake and a request) in the mailbox."""
-def put_env(name: bytes, value: bytes) -> None:
-    """As os.putenv(), without a write to pages of before the fork. Main thread, before any other.
-    Raises OSError."""
-def twist(state: int, key: bytes) -> None:
-    """Seeds the MT19937 at this address, numpy's {u32 key[624]; int pos}, as numpy's own seed()
-    does. len(key) a multiple of 4, not 0 (ValueError)."""
+def reseed(python: Random, numpy: int, key: bytes) -> None:
+    """Seeds a random.Random of CPython 3.11 with the first half of the key, and numpy's MT19937 state at this
+    address (0: none) with the second, each as its own seed() does with these words. len(key) a multiple of 8,
+    not 0 (ValueError)."""
 
 # Before the freeze.
 def slack(objects: int, heap: int, stack: int) -> None:
@@ -65,6 +70,9 @@ def slack(objects: int, heap: int, stack: int) -> None:
     pages where there are some, and keeps malloc from returning memory to the kernel: later growth
     needs no system call and no fresh page. With objects > 0 also maps the interpreter's program.
     Once. Raises MemoryError and ValueError."""
+def large_text() -> int:
+    """Copies the interpreter's program and its constants into large pages, as far as whole ones fit. Returns
+    0, or the errno of why it stays as it was. No other thread may run."""
 def rest(seconds: float) -> None:
     """Sleeps, and measures the TSC meanwhile: from then on now() makes no system call."""
 def now() -> int:

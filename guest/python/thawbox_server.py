@@ -22,19 +22,18 @@ from collections.abc import Callable
 from typing import Any
 
 import _thawbox
-from _random import Random
 from thawbox_shell import Shell, quote
 
 REQUEST = 0x01
+CELL = 0x04
 RESULT = 0x10
 MORE = 0x80
 FRAME_MAX = 1 << 20
 PAYLOAD_MAX = 64 << 20
 ENTROPY = 64
 PARK_AGAIN = 0xFFFFFFFF
-PARK_DONE = 0xFFFFFFFE
+PARK_WARM = 0xFFFFFFFD
 HEADER = struct.Struct("<IB")
-seed_python = Random.seed
 scan_json = json.JSONDecoder().scan_once
 REHEARSALS = 3
 FIRST_CELLS = ["1+1", "x = 1\nprint('a', x)\nx", "1/0", "def f(a):\n    return a + 'b'\nf('c')",
@@ -159,20 +158,27 @@ class Generators:
     """Python's and numpy's global generators, reached without the pages their seed() touches."""
 
     def __init__(self) -> None:
-        self._numpy = 0
+        """Raises RuntimeError when this Python's generator is not laid out as _thawbox.c has it."""
+        self.numpy = 0
+        key = bytes(range(1, 65))
+        mine, theirs = random.Random(), random.Random(int.from_bytes(key[:32], "little"))
+        _thawbox.reseed(mine, 0, key)
+        if mine.getstate() != theirs.getstate():
+            raise RuntimeError("random.Random is not that of CPython 3.11: it cannot be reseeded")
         if "numpy.random" in sys.modules:
             state = sys.modules["numpy.random"].mtrand._rand
             state.seed(0)  # forgets a normal deviate that the warm-up left over
-            self._numpy = state._bit_generator.ctypes.state_address
+            self.numpy = state._bit_generator.ctypes.state_address
+
+    def forget(self) -> None:
+        """Drops what was drawn ahead of its use, so that only the states are left to be replaced."""
+        random._inst.gauss_next = None
+        tempfile._name_sequence = None  # it has a generator of its own, made at first use
 
     def reseed(self, entropy: bytes) -> None:
-        """Replaces both states from 64 bytes, half for each: they are the same kind of generator,
-        and must not give the same numbers."""
-        seed_python(random._inst, int.from_bytes(entropy[:32], "little"))
-        random._inst.gauss_next = None
-        if self._numpy:
-            _thawbox.twist(self._numpy, entropy[32:])
-        tempfile._name_sequence = None  # it has a generator of its own, made at first use
+        """Replaces both states from 64 bytes."""
+        _thawbox.reseed(random._inst, self.numpy, entropy)
+        self.forget()
 
 
 class Kernel:
@@ -187,7 +193,7 @@ class Kernel:
 
     def on_sigint(self, number: int, where: Any) -> None:
         """Interrupts a cell; between cells there is nothing to interrupt."""
-        if self.running:
+        if self.running or _thawbox.first_runs():
             raise KeyboardInterrupt
 
     # ---- requests ----
@@ -236,7 +242,10 @@ class Kernel:
             self.usage.begin()
         count = self.shell.execution_count
         _thawbox.begin(max_output)
-        error = self.guarded(code, silent)
+        return self.end_cell(self.guarded(code, silent), count)
+
+    def end_cell(self, error: dict[str, str] | None, count: int) -> bytes:
+        """Ends a cell that has run. Returns the RESULT."""
         if _thawbox.forked():
             self.leave_child(error)
         cut_out, cut_err = _thawbox.end()
@@ -254,9 +263,14 @@ class Kernel:
             self.running = False
         except BaseException as e:
             self.running = False
-            name = type(e).__name__
-            error = {"name": name, "value": str(e), "traceback": f"{name}: {e}".rstrip(": ")}
+            error = self.describe(e)
         return error
+
+    @staticmethod
+    def describe(e: BaseException) -> dict[str, str]:
+        """Returns the RESULT's error for an exception of the shell's own."""
+        name = type(e).__name__
+        return {"name": name, "value": str(e), "traceback": f"{name}: {e}".rstrip(": ")}
 
     def leave_child(self, error: dict[str, str] | None) -> None:
         """Ends a process that the cell forked: it must not go on as a second kernel."""
@@ -318,39 +332,38 @@ class Kernel:
     def first(self) -> int:
         """Parks; at the thaw takes the wake, then answers the first request if there is one.
 
-        Between the return of park() and the flush in answer(), nothing here may enter the kernel:
-        see docs/kernel.md. Returns what PARK read.
+        Between the reads of PARK and the write of DONE, nothing may enter the kernel, and little may be
+        touched: that is why _thawbox.first() does it (docs/kernel.md). Returns what PARK read.
         """
-        n = _thawbox.park()
-        if n >= PARK_DONE:
-            return n
-        entropy, about, request = _thawbox.wake(n)
-        self.generators.reseed(entropy)
-        self.take_name(about)
-        if n:
-            self.answer(request[4], request[HEADER.size:], True)
+        count = self.shell.execution_count
+        self.generators.forget()
+        n, rest = _thawbox.first(self.shell.run, random._inst, self.generators.numpy,
+                                 os.environ._data, count)
+        if isinstance(rest, bytes):
+            self.answer(rest[4], rest[HEADER.size:], True)
+        elif rest:
+            self.end_first(count, *rest)
         return n
 
-    def take_name(self, about: bytes) -> None:
-        """Sets the environment that came with the wake: JSON {"id", "hostname", "env"}."""
-        wake, _ = scan_json(about.decode("utf-8"), 0)  # json.loads() runs regular expressions
-        named = {"HOSTNAME": wake.get("hostname"), "THAWBOX_ID": wake.get("id")}
-        env = {name: value for name, value in named.items() if value}
-        env.update(wake.get("env") or {})
-        for name, value in env.items():
-            key, data = os.environ.encodekey(name), os.environ.encodevalue(value)
-            _thawbox.put_env(key, data)
-            os.environ._data[key] = data
+    def end_first(self, count: int, start_ns: int, ended_ns: int, error: Any) -> None:
+        """Notes what the first cell used; answers it, if it went wrong."""
+        self.usage.start_ns = start_ns
+        if not ended_ns:
+            if isinstance(error, BaseException):
+                error = self.describe(error)
+            _thawbox.frame(RESULT, self.end_cell(error, count))
+            _thawbox.flush()
+            ended_ns = self.ended_ns
+        self.usage.end(ended_ns)
 
     def rehearse(self, code: str) -> None:
         """Runs a first cell without a monitor, then forgets it: the code and the pages of the real
         one have been used when it comes."""
-        request = frame(REQUEST, json.dumps(
-            {"op": "run", "code": code, "silent": False, "max_output": 1 << 20}).encode())
-        about = b'{"id":"rehearsal","hostname":"sandbox","env":{}}'
-        message = struct.pack("<4sI", b"WAKE", len(about)) + os.urandom(ENTROPY) \
-            + struct.pack("<Q", time.time_ns()) + about + request
-        _thawbox.rehearse(message, len(request))
+        cell = struct.pack("<IBBQ", 9 + len(code), CELL, 0, 1 << 20) + code.encode("ascii")
+        env = b"HOSTNAME=sandbox\0THAWBOX_ID=rehearsal\0"
+        message = struct.pack("<4sI", b"WAKE", len(env)) + os.urandom(ENTROPY) \
+            + struct.pack("<Q", time.time_ns()) + env + cell
+        _thawbox.rehearse(message, len(cell))
         self.first()
         _thawbox.rehearse(None, 0)
         del os.environ["THAWBOX_ID"], os.environ["HOSTNAME"]
@@ -361,16 +374,23 @@ class Kernel:
         for code in cells * REHEARSALS:
             self.rehearse(code)
 
-    def freeze(self, code: str) -> None:
+    def freeze(self, code: str, warm_up: Callable[[], None]) -> None:
         """Parks for good: returns when the sandbox's first request has been answered, or is not
         for this stream. A PARK that says "again" is a null request: it costs a rehearsal, which
-        makes the pages of a first cell this sandbox's own."""
+        makes the pages of a first cell this sandbox's own; one that says "warm" does so with those of
+        the template's warm-up, too."""
         gc.collect()
         gc.freeze()
         while True:
             self.rehearse(code)
             self.usage.begin()
-            if self.first() != PARK_AGAIN:
+            n = self.first()
+            if n == PARK_WARM:
+                warm_up()
+                self.rehearse_all(FIRST_CELLS)
+                gc.collect()
+                gc.freeze()
+            elif n != PARK_AGAIN:
                 return
 
 
@@ -392,7 +412,7 @@ def run_kernel(parent: Any, listener: socket.socket, role: str, port: int, say: 
         _thawbox.capture()
         if is_parking:
             make_ready(parent, kernel, say)
-            kernel.freeze(FIRST_CELLS[0])
+            kernel.freeze(FIRST_CELLS[0], lambda: parent.warm_up(lambda text: None))
             kernel.serve(listener)
         else:
             os.close(say)

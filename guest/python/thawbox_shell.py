@@ -295,6 +295,10 @@ class Shell(InteractiveShell):
     display_pub_class = Type(CellPublisher)
     compiler_class = Type(CellCompiler)
     execution_count = 1
+    pristine = False
+    """No cell has run since settle_in() or forget(), and nobody has hooked into the machinery."""
+    has_plain_display = False
+    """Nothing that runs can change how a scalar is shown."""
     system = InteractiveShell.system_raw
 
     def __init__(self, ipython_dir: str) -> None:
@@ -339,8 +343,11 @@ class Shell(InteractiveShell):
         self._callbacks = {name: list(c) for name, c in self.events.callbacks.items()}
         self._line_magics, self._cell_magics = (
             self.magics_manager.magics[kind] for kind in ("line", "cell"))
+        helpers = sys.modules.get("matplotlib._pylab_helpers")
+        self._figures = helpers.Gcf.figs if helpers else None
         self._ns = dict(self.user_ns)
         self._hidden = dict(self.user_ns_hidden)
+        self.pristine = True
 
     def init_history(self) -> None:
         self.history = self.history_manager = CellHistory(shell=self, parent=self)
@@ -379,6 +386,7 @@ class Shell(InteractiveShell):
             error = None
         else:
             error = self.run_lean(source, code, silent)
+        self.pristine = False
         return None if error is None and not self.shown else self.report(error)
 
     def run_ipython(self, code: str, silent: bool) -> BaseException | None:
@@ -440,7 +448,7 @@ class Shell(InteractiveShell):
         """Returns the cell as (statements, last expression, whether that one is an eval), either
         part None; or None when the source is not plain Python."""
         try:
-            if not silent:
+            if not silent and source.find("\n") == len(source) - 1:
                 try:
                     return None, compile(source, name, "eval", self.compile.flags, True), True
                 except SyntaxError:
@@ -458,19 +466,29 @@ class Shell(InteractiveShell):
         """Runs a plain cell, or hands it to IPython if it is not; returns its exception."""
         number = self.execution_count
         name = self.compile.next_name(number)
-        parts = self.compile_lean(source, name, silent) if self.is_standard() else None
+        # Before the first cell nobody can have hooked in, and while it runs only a call could.
+        is_standard = self.pristine or self.is_standard()
+        self.has_plain_display = self.pristine and "(" not in source
+        parts = self.compile_lean(source, name, silent) if is_standard else None
         if parts is None:
             return self.run_ipython(raw, silent)
         self.compile.keep(name, source, number)
         if not silent:
             self.history.store_inputs(number, source, raw)
         error = self.execute(*parts)
-        figures = sys.modules.get("matplotlib._pylab_helpers")
-        if figures and figures.Gcf.figs:
+        self.has_plain_display = False
+        if self.has_figures():
             self.events.trigger("post_execute")
         if not silent:
             self.execution_count = number + 1
         return error
+
+    def has_figures(self) -> bool:
+        """Tells whether pyplot has figures that the end of the cell must show."""
+        if self._figures is None:  # matplotlib was not there yet at settle_in()
+            helpers = sys.modules.get("matplotlib._pylab_helpers")
+            return bool(helpers and helpers.Gcf.figs)
+        return bool(self._figures)
 
     def execute(self, body: Any, last: Any, is_eval: bool) -> BaseException | None:
         """Runs compiled code in the user's namespace; returns the exception it raised, shown."""
@@ -495,18 +513,24 @@ class Shell(InteractiveShell):
     def scalar_text(self, value: Any) -> str | None:
         """Returns the text of a value that has no other representation, None for the others."""
         kind = type(value)
-        if kind not in SCALARS or self._printers.get(kind) is not self._scalar_printers[kind]:
+        if kind not in SCALARS or not (self.has_plain_display or self.is_plain(kind)):
             return None
-        for name, standard in self._text_standard.items():
-            if self._text_traits[name] != standard:
-                return None
-        for printers in self._rich:
-            if kind in printers:
-                return None
         try:
             return repr(value)
         except ValueError:
             return None  # an int with too many digits: IPython's way of saying so
+
+    def is_plain(self, kind: type) -> bool:
+        """Tells whether nobody has given values of a type another text or representation."""
+        if self._printers.get(kind) is not self._scalar_printers[kind]:
+            return False
+        for name, standard in self._text_standard.items():
+            if self._text_traits[name] != standard:
+                return False
+        for printers in self._rich:
+            if kind in printers:
+                return False
+        return True
 
     def report(self, error: BaseException | None) -> dict[str, str] | None:
         """Turns what was shown into the RESULT's error; the rest, as of a failed repr, goes to
@@ -576,3 +600,4 @@ class Shell(InteractiveShell):
             vars(sys).pop(name, None)
         self.execution_count = 1
         self.compile.serial = 0
+        self.pristine = self.is_standard()

@@ -22,7 +22,7 @@ SOURCES = ROOT / "guest" / "python"
 WARMUP = ROOT / "guest" / "templates" / "code-interpreter" / "warmup.py"
 PYTHON = "/usr/bin/python3"
 AREA = 16 * 4096
-REQUEST, RESULT, STDOUT, STDERR, DISPLAY = 0x01, 0x10, 0x11, 0x12, 0x14
+REQUEST, CELL, RESULT, STDOUT, STDERR, DISPLAY = 0x01, 0x04, 0x10, 0x11, 0x12, 0x14
 PORT, PARK, OUT, DONE = 0x0C, 0x10, 0x14, 0x18
 HEADER = struct.Struct("<IB")
 
@@ -41,6 +41,16 @@ def request(**members: Any) -> bytes:
     """Returns a REQUEST frame."""
     payload = json.dumps(members).encode()
     return HEADER.pack(len(payload), REQUEST) + payload
+
+
+def cell(frame: bytes) -> bytes:
+    """Returns a REQUEST as a CELL where the monitor would make one of it (docs/protocol.md section 5)."""
+    members = json.loads(frame[5:])
+    if members.get("op") != "run" or members.keys() - {"op", "code", "silent", "max_output"}:
+        return frame
+    payload = struct.pack("<BQ", members.get("silent", False), members.get("max_output", 0)) \
+        + members["code"].encode()
+    return HEADER.pack(len(payload), CELL) + payload
 
 
 @dataclass
@@ -178,15 +188,18 @@ class Bell:
             self.reply()
 
     def put(self, frame: bytes, entropy: bytes = b"\x5a" * 64, env: dict | None = None,
-            **wake: Any) -> None:
+            hostname: str = "", id: str = "") -> None:
         """Fills the request area as a thaw does."""
-        about = json.dumps({"id": "", "hostname": "", "env": env or {}, **wake}).encode()
-        message = struct.pack("<4sI", b"WAKE", len(about)) + entropy \
-            + struct.pack("<Q", time.time_ns()) + about + frame
+        pairs = {"HOSTNAME": hostname, "THAWBOX_ID": id}
+        pairs = {name: value for name, value in pairs.items() if value} | (env or {})
+        block = b"".join(f"{name}={value}".encode() + b"\0" for name, value in pairs.items())
+        message = struct.pack("<4sI", b"WAKE", len(block)) + entropy \
+            + struct.pack("<Q", time.time_ns()) + block + frame
         self.map[:len(message)] = message
 
     def thaw(self, frame: bytes, **wake: Any) -> Answer:
         """Answers PARK with a request and collects the first stream until DONE."""
+        frame = cell(frame)
         self.put(frame, **wake)
         self.trace.clear()
         self.reply(len(frame))

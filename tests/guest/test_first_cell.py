@@ -174,6 +174,48 @@ def test_park_again_parks_again(start):
     assert minor_faults(pid) - before == 0
 
 
+def test_park_warm_runs_the_warm_up_and_forgets_it(start, tmp_path):
+    warmup = tmp_path / "warmup.py"
+    warmup.write_text("# %%\nimport os\nos.environ['RUNS'] = os.environ.get('RUNS', '') + 'x'\ny = 7\n")
+    guest = start("--imports", "numpy", doorbell=True, warmup=warmup)
+    park(guest)
+    guest.bell.reply(0xFFFFFFFD)
+    guest.bell.wait_parked()
+    answer = guest.bell.thaw(run("os.environ['RUNS'] if 'os' in globals() else __import__('os').environ['RUNS']"))
+    assert answer.text == "'xxx'", "in the parent, in the kernel, and once more"
+    guest.bell.reply()
+    assert guest.connect().run("y").error["name"] == "NameError"
+
+
+@pytest.mark.parametrize(("code", "name"), [("1/0", "ZeroDivisionError"), ("raise SystemExit(3)", "SystemExit")])
+def test_first_cell_that_fails(start, code, name):
+    guest = start("--imports", "numpy", doorbell=True)
+    park(guest)
+    answer = guest.bell.thaw(run(f"print('so far')\n{code}"))
+    assert answer.error["name"] == name and answer.stdout == "so far\n"
+    assert answer.result["execution_count"] == 1
+    guest.bell.reply()
+    stream = guest.connect()
+    assert stream.call(op="usage").result["wall_ms"] > 0
+    assert stream.run("2").result["execution_count"] == 2
+
+
+def test_first_cell_that_forks(start):
+    guest = start("--imports", "numpy", doorbell=True)
+    park(guest)
+    answer = guest.bell.thaw(run(
+        "import os\npid = os.fork()\nif pid == 0:\n    raise SystemExit(5)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"))
+    assert answer.text == "5"
+
+
+def test_hooks_of_the_first_cell_count_at_once(start):
+    guest = start("--imports", "numpy", doorbell=True)
+    park(guest)
+    answer = guest.bell.thaw(run(
+        "(get_ipython().display_formatter.formatters['text/plain'].for_type(int, lambda o, p, c: p.text('mine')), 5)[1]"))
+    assert answer.text == "mine"
+
+
 def test_a_first_request_other_than_a_cell(start):
     guest = start("--imports", "numpy", doorbell=True)
     park(guest)

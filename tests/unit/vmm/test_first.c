@@ -30,6 +30,52 @@ Test(first, whole_frame)
 	cr_assert_eq(memcmp(first.buf, bytes, sizeof(bytes)), 0);
 }
 
+static void ask(const char *json)
+{
+	uint8_t bytes[512] = { (uint8_t)strlen(json), 0, 0, 0, 1 };
+
+	memcpy(bytes + 5, json, strlen(json));
+	pair(bytes, 5 + strlen(json));
+}
+
+Test(first, plain_cell_goes_without_json)
+{
+	const uint8_t want[] = { 12, 0, 0, 0, 4, 1, 0, 0x10, 0, 0, 0, 0, 0, 0, '1', '+', '2' };
+	struct iovec got;
+
+	ask("{\"op\":\"run\",\"code\":\"1+2\",\"silent\":true,\"max_output\":4096}");
+	got = first_request(&first);
+	cr_assert_eq(got.iov_len, sizeof(want));
+	cr_assert_eq(memcmp(got.iov_base, want, sizeof(want)), 0);
+	first_close(&first);
+	cr_assert_null(first.cell);
+}
+
+Test(first, what_the_interpreter_must_judge_goes_as_it_came)
+{
+	static const char *const odd[] = {
+		"{\"op\":\"usage\"}",
+		"{\"op\":\"run\"}",
+		"{\"op\":\"run\",\"code\":1}",
+		"{\"op\":\"run\",\"code\":\"1\",\"more\":1}",
+		"{\"op\":\"run\",\"code\":\"1\",\"silent\":0}",
+		"{\"op\":\"run\",\"code\":\"1\",\"max_output\":-1}",
+		"{\"op\":\"run\",\"code\":\"1\",\"max_output\":1.5}",
+		"{\"op\":\"run\",\"code\":\"a\\u0000b\"}",
+		"{\"op\":\"run\",\"code\":\"\\ud800\"}",
+		"[]",
+		"not JSON",
+	};
+
+	for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+		ask(odd[i]);
+		cr_assert_null(first.cell, "%s", odd[i]);
+		cr_assert_eq(first_request(&first).iov_base, first.buf);
+		cr_assert_eq(first_request(&first).iov_len, strlen(odd[i]) + 5);
+		first_close(&first);
+	}
+}
+
 Test(first, part_of_a_frame_is_kept_for_vsock)
 {
 	const uint8_t bytes[] = { 9, 0, 0, 0, 1, 'a' };
