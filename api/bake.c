@@ -4,6 +4,7 @@
 #include "api/cell.h"
 #include "api/cmd.h"
 #include "api/console.h"
+#include "api/pagecache.h"
 #include "api/progress.h"
 #include "api/sandbox.h"
 #include "api/template.h"
@@ -252,6 +253,15 @@ static int record_workset(struct bake *bake, struct err *err)
 	return rc ? err_wrap(err, "record the working set") : 0;
 }
 
+/* The trial runs are then what a user's will be. */
+static int settle_memory(struct bake *bake, struct err *err)
+{
+	char path[PATHS_MAX];
+	int rc = paths_format(path, err, "%s/memory", bake->snap);
+
+	return rc ? rc : pagecache_settle(path, err);
+}
+
 static const char prove_code[] = "import os, time\n"
 				 "print(os.urandom(16).hex(), repr(time.time()))\n"
 				 "1+1";
@@ -390,6 +400,7 @@ static int bake_all(struct bake *bake, struct bake_result *result, struct err *e
 	if (!rc)
 		on_phase(bake, "working set");
 	rc = rc ? rc : record_workset(bake, err);
+	rc = rc ? rc : settle_memory(bake, err);
 	if (!rc)
 		on_phase(bake, "trial runs");
 	rc = rc ? rc : prove(bake, result, err);

@@ -17,15 +17,16 @@
 
 static int doorbell_state_check(void *state, uint16_t from, struct err *err)
 {
-	const struct doorbell_state *s = state;
+	struct doorbell_state *s = state;
 
-	(void)from; /* one version so far */
 	if (s->phase > DOORBELL_DONE || s->nr_pages > DOORBELL_MAX_PAGES)
 		return err_set(err, -EBADMSG, "phase %u or %u mailbox pages out of range", s->phase,
 		               s->nr_pages);
 	for (uint32_t i = 0; i < s->nr_pages; i++)
 		if (s->page[i] % GMEM_PAGE)
 			return err_set(err, -EBADMSG, "mailbox page %u is not aligned", i);
+	if (from < 2)
+		s->form = 1;
 	return 0;
 }
 STATE_DESC(doorbell_state, DOORBELL_STATE, "BELL", 1, doorbell_state_check)
@@ -82,6 +83,7 @@ uint32_t doorbell_read(struct doorbell *bell, uint32_t off)
 		return DOORBELL_SERVED;
 	/* Also when it parks again: a bake that goes on after its snapshot. */
 	bell->s.phase = DOORBELL_PARKED;
+	bell->s.form = DOORBELL_FORM;
 	bell->parked(bell->ctx);
 	return DOORBELL_AGAIN;
 }

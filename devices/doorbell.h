@@ -12,9 +12,11 @@
 #define DOORBELL_LEN       0x1000u
 #define DOORBELL_MAGIC     0x31584254u
 #define DOORBELL_MAX_PAGES 64u
+#define DOORBELL_FORM      2u    /* docs/protocol.md section 5; 1 had the wake in JSON */
 #define DOORBELL_PARK      0x10u /* the freeze point's register */
 #define DOORBELL_AGAIN     0xffffffffu
 #define DOORBELL_SERVED    0xfffffffeu
+#define DOORBELL_WARM      0xfffffffdu /* a null request too, with the template's warm-up */
 
 enum doorbell_phase {
 	DOORBELL_BAKE,   /* registers are being set */
@@ -23,12 +25,13 @@ enum doorbell_phase {
 	DOORBELL_DONE,   /* vsock from here on */
 };
 
-#define DOORBELL_STATE(F, A)     \
-	F(1, uint32_t, phase)    \
-	F(1, uint32_t, port)     \
-	F(1, uint32_t, page_lo)  \
-	F(1, uint32_t, nr_pages) \
-	A(1, uint64_t, page, DOORBELL_MAX_PAGES) /* guest-physical */
+#define DOORBELL_STATE(F, A)                                          \
+	F(1, uint32_t, phase)                                         \
+	F(1, uint32_t, port)                                          \
+	F(1, uint32_t, page_lo)                                       \
+	F(1, uint32_t, nr_pages)                                      \
+	A(1, uint64_t, page, DOORBELL_MAX_PAGES) /* guest-physical */ \
+	F(2, uint32_t, form) /* of the request area, as the parked interpreter expects it */
 STATE_STRUCT(doorbell_state, DOORBELL_STATE);
 const struct state_desc *doorbell_state_desc(void);
 

@@ -279,7 +279,10 @@ static int make_shell(struct ctl *ctl, const json_t *line, struct err *err)
 
 static int warm_up(struct ctl *ctl, const json_t *line, struct err *err)
 {
-	int ret = vm_warm_up(&ctl->vm, ctl->source, overlay_dir(line), err);
+	struct vm_warm_config config = { .overlay_dir = overlay_dir(line),
+		                         .all = json_is_true(json_object_get(line, "warm")),
+		                         .record = json_is_true(json_object_get(line, "record")) };
+	int ret = vm_warm_up(&ctl->vm, ctl->source, &config, err);
 
 	if (ret == 0)
 		say(ctl, json_pack("{s:b}", "ok", 1));
@@ -362,7 +365,7 @@ static int workset(struct ctl *ctl, const json_t *line, struct err *err)
 
 	if (!dir)
 		return err_set(err, -EINVAL, "workset: dir is missing");
-	ret = vm_record(&ctl->vm, dir, err);
+	ret = vm_record(&ctl->vm, dir, json_is_true(json_object_get(line, "later")), err);
 	if (ret == 0)
 		say(ctl, json_pack("{s:b}", "ok", 1));
 	return ret;
@@ -414,7 +417,7 @@ static const struct {
 	{ "boot", start, VM_EMPTY },          { "thaw", start, VM_EMPTY },
 	{ "shell", start, VM_EMPTY },         { "standby", start, VM_EMPTY },
 	{ "pause", pause_vm, VM_LIVE },       { "resume", resume_vm, VM_LIVE },
-	{ "snapshot", snapshot, VM_LIVE },    { "workset", workset, VM_LIVE },
+	{ "snapshot", snapshot, VM_LIVE },    { "workset", workset, VM_STANDBY },
 	{ "connect", connect_port, VM_LIVE }, { "stats", stats, VM_SHELL },
 	{ "quit", quit, VM_EMPTY },
 };

@@ -31,7 +31,8 @@
 	F(1, uint32_t, written) /* pages */ \
 	F(1, uint32_t, read)                \
 	F(2, uint32_t, near)                \
-	F(3, uint32_t, large)
+	F(3, uint32_t, large)               \
+	F(4, uint32_t, later)
 STATE_STRUCT(pagein_head, PAGEIN_HEAD);
 static STATE_DESC(pagein_head, PAGEIN_HEAD, "WSET", 1, NULL);
 
@@ -45,9 +46,10 @@ struct recording {
 	uint64_t window;
 	unsigned nr_window, nr_used;
 	uint64_t in_window[WINDOW];
+	const struct pagein *before; /* the working set to add to, or NULL */
 };
 
-enum use { UNUSED, TABLE, USED_TABLE, USED_READ, USED_NEAR, USED_WRITTEN, LARGE };
+enum use { UNUSED, TABLE, USED_TABLE, USED_READ, USED_NEAR, USED_WRITTEN, LARGE, USED_LATER };
 
 /* Takes the file out of the page cache; each page that is read then comes alone. True: few are left. */
 static bool empty_cache(const struct gmem_region *r, int fd)
@@ -220,9 +222,32 @@ static int add_region(struct recording *rec, const struct gmem_region *r)
 		} else if (use[page] == LARGE) {
 			rec->head.large++;
 			ret = add_page(rec, addr, PAGEIN_LARGE);
+		} else if (use[page] == USED_LATER) {
+			rec->head.later++;
+			ret = add_page(rec, addr, PAGEIN_LATER);
 		}
 	}
 	return ret;
+}
+
+/* What was there before stays what it was; what came in private since is for later, the rest forgotten. */
+static void add_to(struct recording *rec, const struct pagein *before)
+{
+	static const uint8_t use_of[] = { [PAGEIN_READ] = USED_READ,
+		                          [PAGEIN_WRITTEN] = USED_WRITTEN,
+		                          [PAGEIN_NEAR] = USED_NEAR,
+		                          [PAGEIN_LARGE] = LARGE,
+		                          [PAGEIN_LATER] = USED_LATER };
+	const uint64_t nr = rec->mem->size / GMEM_PAGE;
+	uint64_t page;
+
+	for (uint64_t i = 0; i < nr; i++)
+		rec->use[i] = rec->use[i] == USED_WRITTEN || rec->use[i] == USED_NEAR ? USED_LATER
+		                                                                      : UNUSED;
+	for (uint32_t i = 0; i < before->nr_runs; i++)
+		if (page_number(rec->mem, before->runs[i].gpa, &page))
+			memset(rec->use + page, use_of[before->runs[i].class],
+			       before->runs[i].nr_pages);
 }
 
 static int gather(struct recording *rec, const struct pagein_watch *watch)
@@ -242,6 +267,8 @@ static int gather(struct recording *rec, const struct pagein_watch *watch)
 	if (ret == 0 && watch->cr3)
 		ret = guestpages_walk(rec->mem, watch->cr3, &windows);
 	close_window(rec);
+	if (ret == 0 && rec->before)
+		add_to(rec, rec->before);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
 		ret = add_region(rec, &rec->mem->region[i]);
 	if (ret == 0 && (rec->nr == 0 || rec->nr > MAX_RUNS))
@@ -269,24 +296,67 @@ static int replace_file(int dir_fd, const char *name, const struct state_buf *bu
 	return ret;
 }
 
-int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, const char *dir,
-                  const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
+static int write_workset(struct recording *rec, int dir_fd)
+{
+	struct state_buf buf = { 0 };
+	int ret;
+
+	rec->head.nr_runs = (uint32_t)rec->nr;
+	state_put(&buf, pagein_head_desc(), 0, &rec->head);
+	state_put_raw(&buf, "RUNS", 0, rec->runs, rec->nr * sizeof(rec->runs[0]));
+	ret = buf.err ? buf.err : replace_file(dir_fd, "workset", &buf);
+	state_buf_free(&buf);
+	return ret;
+}
+
+static int run_iov(const struct gmem *mem, const struct pagein_run *run, struct iovec *iov)
+{
+	size_t len = (size_t)run->nr_pages * GMEM_PAGE;
+	struct gview view;
+
+	if (run->gpa % GMEM_PAGE || run->nr_pages == 0 || run->class > PAGEIN_LATER ||
+	    gmem_view(mem, gpa(run->gpa), len, &view) < 0)
+		return -EBADMSG;
+	return gview_iov(&view, 0, len, iov);
+}
+
+/* -EBADMSG when a run lies outside of memory. */
+static int check_runs(const struct pagein *set, const struct gmem *mem, struct err *err)
+{
+	struct iovec iov;
+
+	for (uint32_t i = 0; i < set->nr_runs; i++)
+		if (run_iov(mem, &set->runs[i], &iov) < 0)
+			return err_set(err, -EBADMSG, "workset: a run outside the guest's memory");
+	return 0;
+}
+
+int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, bool later,
+                  const char *dir, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
 	own_fd int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	struct recording rec = { .mem = mem };
-	struct state_buf buf = { 0 };
-	int ret = dir_fd < 0 ? -errno : gather(&rec, watch);
+	struct pagein before = { 0 };
+	int ret = dir_fd < 0 ? -errno : 0;
 
-	memcpy(rec.head.id, id, SNAPSHOT_ID_LEN);
-	if (ret == 0) {
-		rec.head.nr_runs = (uint32_t)rec.nr;
-		state_put(&buf, pagein_head_desc(), 0, &rec.head);
-		state_put_raw(&buf, "RUNS", 0, rec.runs, rec.nr * sizeof(rec.runs[0]));
-		ret = buf.err ? buf.err : replace_file(dir_fd, "workset", &buf);
+	if (ret == 0 && later) {
+		ret = pagein_open(&before, dir_fd, id, err);
+		if (ret == 0)
+			ret = check_runs(&before, mem, err);
+		if (ret < 0) {
+			pagein_close(&before);
+			return err_wrap(err, "%s", dir);
+		}
+		rec.before = &before;
 	}
+	if (ret == 0)
+		ret = gather(&rec, watch);
+	memcpy(rec.head.id, id, SNAPSHOT_ID_LEN);
+	if (ret == 0)
+		ret = write_workset(&rec, dir_fd);
 	free(rec.use);
 	free(rec.runs);
-	state_buf_free(&buf);
+	pagein_close(&before);
 	return ret < 0 ? err_set(err, ret, "%s/workset: %s", dir, strerror(-ret)) : 0;
 }
 
@@ -306,17 +376,6 @@ static int read_workset(int fd, struct state_buf *buf, struct err *err)
 	if (pread(fd, buf->p, buf->len, 0) != (ssize_t)buf->len)
 		return err_set(err, -EIO, "workset: read failed");
 	return 0;
-}
-
-static int run_iov(const struct gmem *mem, const struct pagein_run *run, struct iovec *iov)
-{
-	size_t len = (size_t)run->nr_pages * GMEM_PAGE;
-	struct gview view;
-
-	if (run->gpa % GMEM_PAGE || run->nr_pages == 0 || run->class > PAGEIN_LARGE ||
-	    gmem_view(mem, gpa(run->gpa), len, &view) < 0)
-		return -EBADMSG;
-	return gview_iov(&view, 0, len, iov);
 }
 
 static int parse(struct pagein *set, struct state_buf *buf, const uint8_t id[SNAPSHOT_ID_LEN],
@@ -341,6 +400,7 @@ static int parse(struct pagein *set, struct state_buf *buf, const uint8_t id[SNA
 	set->written = head.written;
 	set->near = head.near;
 	set->large = head.large;
+	set->later = head.later;
 	set->read = head.read;
 	return 0;
 }
@@ -386,7 +446,7 @@ static void begin_cold(struct pagein *set, const struct gmem *mem)
 	for (uint32_t i = 0; i < set->nr_runs; i++) {
 		bool large = set->runs[i].class == PAGEIN_LARGE;
 
-		if (run_iov(mem, &set->runs[i], &iov) == 0)
+		if (set->runs[i].class != PAGEIN_LATER && run_iov(mem, &set->runs[i], &iov) == 0)
 			(void)madvise(iov.iov_base, iov.iov_len,
 			              large ? MADV_HUGEPAGE : MADV_WILLNEED);
 	}
@@ -394,11 +454,10 @@ static void begin_cold(struct pagein *set, const struct gmem *mem)
 
 int pagein_begin(struct pagein *set, const struct gmem *mem, struct err *err)
 {
-	struct iovec iov;
+	int ret = check_runs(set, mem, err);
 
-	for (uint32_t i = 0; i < set->nr_runs; i++)
-		if (run_iov(mem, &set->runs[i], &iov) < 0)
-			return err_set(err, -EBADMSG, "workset: a run outside the guest's memory");
+	if (ret < 0)
+		return ret;
 	set->cold = is_cold(set, mem);
 	if (set->cold)
 		begin_cold(set, mem);
@@ -439,6 +498,25 @@ int pagein_populate(struct pagein *set, const struct gmem *mem, struct err *err)
 		}
 	}
 	return 0;
+}
+
+bool pagein_later(struct pagein *set, const struct gmem *mem, unsigned max)
+{
+	struct iovec iov;
+
+	for (unsigned done = 0; done < max; set->next_later++) {
+		const struct pagein_run *run = &set->runs[set->next_later];
+
+		if (set->next_later >= set->nr_runs)
+			return false;
+		if (run->class != PAGEIN_LATER || run_iov(mem, run, &iov) < 0)
+			continue;
+		if (madvise(iov.iov_base, iov.iov_len, MADV_POPULATE_WRITE) < 0)
+			return false; /* no memory: the guest will meet that by itself */
+		done += run->nr_pages;
+		set->later_done += run->nr_pages;
+	}
+	return true;
 }
 
 void pagein_close(struct pagein *set)

@@ -19,6 +19,7 @@ enum pagein_class {
 	PAGEIN_WRITTEN,
 	PAGEIN_NEAR,  /* read, or not used at all, among pages that are: private like these */
 	PAGEIN_LARGE, /* 2 MiB that the guest maps as one and only reads: so should the host */
+	PAGEIN_LATER, /* written, but not by the plainest first cell: brought in when a cell needs many */
 };
 
 struct pagein_watch {
@@ -35,10 +36,11 @@ NODISCARD int pagein_watch(struct pagein_watch *watch, const struct gmem *mem, i
                            uint64_t cr3);
 
 /*
- * Writes the pages used since the thaw as `dir`'s working set, replacing the one there. `mem` is a private
- * mapping of the snapshot's memory. The vCPU is parked. Blocking, cold path.
+ * Writes the pages used since the thaw as `dir`'s working set, replacing the one there; or, with `later`, adds
+ * those that are not in it and were written. `mem` is a private mapping of the snapshot's memory. The vCPU is
+ * parked. Blocking, cold path.
  */
-NODISCARD int pagein_record(const struct gmem *mem, const struct pagein_watch *watch,
+NODISCARD int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, bool later,
                             const char *dir, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
 
 struct pagein_run {
@@ -50,10 +52,11 @@ struct pagein_run {
 struct pagein {
 	struct pagein_run *runs; /* owned */
 	uint32_t nr_runs;
-	uint32_t written, near, read, large; /* pages in the working set */
-	atomic_uint next;                    /* run to take */
-	atomic_uint populated;               /* pages */
-	bool cold;                           /* the files were not in the page cache */
+	uint32_t written, near, read, large, later; /* pages in the working set */
+	atomic_uint next;                           /* run to take */
+	uint32_t next_later, later_done; /* of PAGEIN_LATER: run to take; pages brought in */
+	atomic_uint populated;           /* pages */
+	bool cold;                       /* the files were not in the page cache */
 };
 
 /*
@@ -71,6 +74,9 @@ NODISCARD int pagein_begin(struct pagein *set, const struct gmem *mem, struct er
 
 /* Makes pages present and private until none is left to take. Any number of threads at once. */
 NODISCARD int pagein_populate(struct pagein *set, const struct gmem *mem, struct err *err);
+
+/* About `max` pages of PAGEIN_LATER. False: there are no more, or one could not be had. One thread. */
+bool pagein_later(struct pagein *set, const struct gmem *mem, unsigned max);
 
 /* Frees the runs; the counts stay. Safe on a zeroed object. */
 void pagein_close(struct pagein *set);

@@ -33,6 +33,7 @@ struct thaw {
 	struct thaw_source *src;
 	const struct vm_thaw_config *config; /* NULL: for nobody yet */
 	const char *overlay_dir;
+	bool record;
 	struct guestsym_wake wake;
 	bool wakes;          /* an interpreter waits for the mailbox */
 	uint8_t entropy[64]; /* for the interpreter's own generators */
@@ -43,6 +44,17 @@ struct thaw {
 
 /* --- a snapshot made ready ----------------------------------------------------------------------- */
 
+/* A parked interpreter reads a mailbox of one form. */
+static int check_form(const struct doorbell_state *bell, struct err *err)
+{
+	if (bell->phase != DOORBELL_PARKED || bell->form == DOORBELL_FORM)
+		return 0;
+	err_set(err, -ENOTSUP,
+	        "its interpreter wants a mailbox of form %u, this build fills form %u", bell->form,
+	        DOORBELL_FORM);
+	return err_remedy(err, "build the template again: thawbox template build NAME");
+}
+
 static int read_source(struct thaw_source *src, const char *dir, struct err *err)
 {
 	int ret = snapshot_open(&src->snap, dir, err);
@@ -50,6 +62,8 @@ static int read_source(struct thaw_source *src, const char *dir, struct err *err
 	if (ret < 0)
 		return ret;
 	ret = machine_state_get(&src->snap.state, src->snap.head.nr_vcpus, &src->machine, err);
+	if (ret == 0)
+		ret = check_form(&src->machine.bell, err);
 	if (ret < 0)
 		return err_wrap(err, "state");
 	return pagein_open(&src->pagein, src->snap.dir_fd, src->snap.head.id, err);
@@ -334,7 +348,7 @@ static int begin_pages(struct thaw *thaw, struct err *err)
 	struct vm *vm = thaw->vm;
 	int ret;
 
-	if (!thaw->config || !thaw->config->record) {
+	if (!thaw->record) {
 		vm->pagein = thaw->src->pagein;
 		return pagein_begin(&vm->pagein, &vm->mem, err);
 	}
@@ -470,15 +484,19 @@ int vm_make_shell(struct vm *vm, struct thaw_source *src, const char *overlay_di
 	return ret < 0 ? err_wrap(err, "shell of %s", src->dir) : 0;
 }
 
-int vm_warm_up(struct vm *vm, struct thaw_source *src, const char *overlay_dir, struct err *err)
+int vm_warm_up(struct vm *vm, struct thaw_source *src, const struct vm_warm_config *config,
+               struct err *err)
 {
 	struct thaw thaw;
 	int ret = 0;
 
-	init(&thaw, vm, src, overlay_dir);
+	init(&thaw, vm, src, config->overlay_dir);
+	thaw.record = config->record;
 	if (src->machine.bell.phase != DOORBELL_PARKED ||
 	    (uint32_t)src->machine.cpu[0].regs.rax != DOORBELL_AGAIN)
 		ret = err_set(err, -ENOTSUP, "no interpreter stands at the freeze point");
+	if (config->all)
+		src->machine.cpu[0].regs.rax = DOORBELL_WARM;
 	if (ret == 0)
 		ret = build(&thaw, err);
 	if (ret < 0)
@@ -518,6 +536,7 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	vm->hold = config->hold || config->record;
 	init(&thaw, vm, src, config->overlay_dir);
 	thaw.config = config;
+	thaw.record = config->record;
 	ret = thaw_all(&thaw, err);
 	if (ret < 0)
 		return err_wrap(err, "thaw %s", src->dir);
@@ -526,6 +545,8 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	else
 		vm_interrupts_on(vm);
 	vm->stage = VM_LIVE;
+	if (vm->bell.s.phase == DOORBELL_FIRST)
+		ahead_start(&vm->ahead, &vm->loop, &vm->pagein, &vm->mem);
 	ret = thaw.known ? 0 : tell_generation(vm, err);
 	/* A first request that could not travel in the mailbox goes by vsock from the start. */
 	if (ret == 0 && vm->first.fd >= 0 && vm->bell.s.phase != DOORBELL_FIRST)

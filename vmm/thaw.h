@@ -51,9 +51,15 @@ struct vm_thaw_config {
 /* On error nothing runs; vm_close() what there is. */
 NODISCARD int vm_make_shell(struct vm *vm, struct thaw_source *src, const char *overlay_dir,
                             struct err *err);
-/* Returns while the guest still runs: VM_STANDBY, or VM_ENDED, is told when it is done. */
-NODISCARD int vm_warm_up(struct vm *vm, struct thaw_source *src, const char *overlay_dir,
-                         struct err *err);
+/* How a standby is made. */
+struct vm_warm_config {
+	const char *overlay_dir;
+	bool all; /* the null request is the template's whole warm-up: pages of real cells, too, become its own */
+	bool record; /* what the guest uses is watched, for vm_record() */
+};
+/* Returns while the guest still runs: VM_STANDS_BY, or VM_ENDED, is told when it is done. */
+NODISCARD int vm_warm_up(struct vm *vm, struct thaw_source *src,
+                         const struct vm_warm_config *config, struct err *err);
 /* The machine stands ready: vm_resume() lets it run. */
 NODISCARD int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config *config,
                       struct err *err);

@@ -209,6 +209,7 @@ static void on_first_done(struct loop_event *event)
 
 	if (vm->first.fd >= 0 && !vm->first.broken && vm_connect_first(vm, &err) < 0)
 		log_warn("first stream: %s", err.msg);
+	ahead_stop(&vm->ahead);
 	if (vm->hold)
 		vm->running = false; /* the vCPU has parked itself */
 	vm->on_event(vm->event_ctx, VM_FIRST_DONE);
@@ -250,6 +251,7 @@ void vm_close(struct vm *vm)
 {
 	for (unsigned i = 0; i < vm->nr_vcpus; i++)
 		vcpu_close(&vm->vcpu[i]);
+	ahead_stop(&vm->ahead);
 	loop_close(&vm->loop);
 	vsock_close(vm->vsock);
 	for (unsigned i = 0; i < vm->nr_disks; i++)
@@ -461,10 +463,10 @@ static json_t *exits_json(const struct vcpu *vcpu)
 	                 (json_int_t)vcpu->exits.other);
 }
 
-int vm_record(struct vm *vm, const char *dir, struct err *err)
+int vm_record(struct vm *vm, const char *dir, bool later, struct err *err)
 {
 	vm_pause(vm);
-	return pagein_record(&vm->mem, &vm->watch, dir, vm->snapshot_id, err);
+	return pagein_record(&vm->mem, &vm->watch, later, dir, vm->snapshot_id, err);
 }
 
 /* A vCPU that sleeps in KVM_RUN holds its lock: it must come out once, and never again for this. */
@@ -489,12 +491,13 @@ json_t *vm_stats(struct vm *vm)
 	json_object_set_new(all, "vm", kvm_stats(vm->vm_stats_fd));
 	json_object_set_new(all, "vcpu", kvm_stats(vm->vcpu_stats_fd));
 	json_object_set_new(all, "exits", exits_json(&vm->vcpu[0]));
-	json_object_set_new(
-		all, "memory",
-		json_pack("{s:I, s:i, s:i, s:i, s:i, s:i, s:b}", "size", (json_int_t)vm->mem.size,
-	                  "workset_written", vm->pagein.written, "workset_near", vm->pagein.near,
-	                  "workset_read", vm->pagein.read, "workset_large", vm->pagein.large,
-	                  "populated", (int)vm->pagein.populated, "cold", vm->pagein.cold));
+	json_object_set_new(all, "memory",
+	                    json_pack("{s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b}", "size",
+	                              (json_int_t)vm->mem.size, "workset_written",
+	                              vm->pagein.written, "workset_near", vm->pagein.near,
+	                              "workset_read", vm->pagein.read, "workset_large",
+	                              vm->pagein.large, "populated", (int)vm->pagein.populated,
+	                              "cold", vm->pagein.cold));
 	json_object_set_new(all, "vsock",
 	                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:i}", "opened",
 	                              (json_int_t)v.opened, "closed", (json_int_t)v.closed,

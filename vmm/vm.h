@@ -15,6 +15,7 @@
 #include "devices/ioapic.h"
 #include "devices/serial.h"
 #include "devices/vsock.h"
+#include "vmm/ahead.h"
 #include "vmm/first.h"
 #include "vmm/guestsym.h"
 #include "vmm/kvm.h"
@@ -98,7 +99,8 @@ struct vm {
 	struct first first;
 	struct thaw_source *source; /* borrowed; NULL: it was booted */
 	struct pagein pagein;       /* its runs are the source's */
-	struct pagein_watch watch;  /* zeroed: the thaw was not for a recording */
+	struct ahead ahead;
+	struct pagein_watch watch; /* zeroed: the thaw was not for a recording */
 	struct vm_timing timing;
 
 	/* Tells the control side; loop's thread. */
@@ -125,8 +127,11 @@ void vm_pause(struct vm *vm);
 void vm_resume(struct vm *vm);
 /* Freezes into `dir` (freeze.c). The machine is paused and stays so. */
 NODISCARD int vm_snapshot(struct vm *vm, const char *dir, bool replace, struct err *err);
-/* Writes what was used since the thaw as the working set of the snapshot in `dir`. Pauses. */
-NODISCARD int vm_record(struct vm *vm, const char *dir, struct err *err);
+/*
+ * Writes what was used since the thaw as the working set of the snapshot in `dir`, or adds it as what is needed
+ * `later`. Pauses.
+ */
+NODISCARD int vm_record(struct vm *vm, const char *dir, bool later, struct err *err);
 /* Connects `fd` to a guest port (taken over on success). */
 NODISCARD int vm_connect(struct vm *vm, int fd, uint32_t port, struct err *err);
 /* What the kernel and the devices have counted: a new object. */

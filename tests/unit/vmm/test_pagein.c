@@ -75,8 +75,8 @@ static void record(void)
 		cr_assert_eq(gmem_write(&mem, gpa(i * GMEM_PAGE + 5), "w", 1), 0);
 	cr_assert_eq(gmem_write(&mem, gpa(1000 * GMEM_PAGE), "w", 1), 0);
 	cr_assert_eq(gmem_read(&mem, gpa(500 * GMEM_PAGE), &byte, 1), 0);
-	cr_assert_eq(pagein_record(&mem, &(struct pagein_watch){ 0 }, dir, id, &err), 0, "%s",
-	             err.msg);
+	cr_assert_eq(pagein_record(&mem, &(struct pagein_watch){ 0 }, false, dir, id, &err), 0,
+	             "%s", err.msg);
 	gmem_close(&mem);
 }
 
@@ -209,7 +209,7 @@ static void record_use(bool reads_13)
 	cr_assert_eq(gmem_write(&mem, gpa(3 * GMEM_PAGE + 8), &used, 1), 0);
 	if (reads_13)
 		cr_assert_eq(gmem_write(&mem, gpa(3 * GMEM_PAGE + 24), &only_read, 1), 0);
-	cr_assert_eq(pagein_record(&mem, &watch, dir, id, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_record(&mem, &watch, false, dir, id, &err), 0, "%s", err.msg);
 	gmem_close(&mem);
 }
 
@@ -242,6 +242,49 @@ Test(pagein, window_of_which_much_is_used_comes_in_as_a_whole)
 {
 	record_use(true);
 	check_use(3, 4);
+}
+
+/* A second recording adds what it wrote and the first did not; that waits until it is asked for. */
+Test(pagein, what_later_cells_write_is_kept_apart)
+{
+	struct pagein set;
+	struct err err = { 0 };
+	struct gmem mem;
+
+	record(); /* 10 to 19, and 1000 */
+	open_mem(&mem);
+	for (unsigned i = 15; i < 40; i++)
+		cr_assert_eq(gmem_write(&mem, gpa(i * GMEM_PAGE), "w", 1), 0);
+	cr_assert_eq(pagein_record(&mem, &(struct pagein_watch){ 0 }, true, dir, id, &err), 0, "%s",
+	             err.msg);
+	gmem_close(&mem);
+
+	open_mem(&mem);
+	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_populate(&set, &mem, &err), 0);
+	cr_assert_eq(private_pages(&mem), 11u);
+	cr_assert_eq(set.later, 20u);
+	cr_assert(pagein_later(&set, &mem, 1));
+	cr_assert_not(pagein_later(&set, &mem, 1), "there was one run");
+	cr_assert_eq(set.later_done, 20u);
+	cr_assert_eq(private_pages(&mem), 31u);
+	pagein_close(&set);
+	gmem_close(&mem);
+}
+
+Test(pagein, nothing_can_be_added_to_another_snapshots_set)
+{
+	const uint8_t other[SNAPSHOT_ID_LEN] = { 9 };
+	struct err err = { 0 };
+	struct gmem mem;
+
+	record();
+	open_mem(&mem);
+	cr_assert_eq(gmem_write(&mem, gpa(GMEM_PAGE), "w", 1), 0);
+	cr_assert_eq(pagein_record(&mem, &(struct pagein_watch){ 0 }, true, dir, other, &err),
+	             -EBADMSG);
+	gmem_close(&mem);
 }
 
 Test(pagein, cold_files_are_noticed)
@@ -281,7 +324,7 @@ Test(pagein, what_the_host_reads_is_found_when_the_cache_was_empty)
 	cr_assert_eq(pagein_watch(&watch, &mem, file, PAGES * (uint64_t)GMEM_PAGE), 0);
 	cr_assert_eq(gmem_read(&mem, gpa(700 * GMEM_PAGE), &byte, 1), 0);
 	cr_assert_eq(gmem_write(&mem, gpa(900 * GMEM_PAGE), "w", 1), 0);
-	cr_assert_eq(pagein_record(&mem, &watch, dir, id, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_record(&mem, &watch, false, dir, id, &err), 0, "%s", err.msg);
 	gmem_close(&mem);
 	open_mem(&mem);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
