@@ -1146,6 +1146,7 @@ static PyObject *py_first(PyObject *self, PyObject *args)
 static PyObject *py_rehearse(PyObject *self, PyObject *args)
 {
 	static uint8_t *real;
+	static size_t used;
 	const char *p;
 	Py_ssize_t len;
 	unsigned n;
@@ -1155,7 +1156,9 @@ static PyObject *py_rehearse(PyObject *self, PyObject *args)
 		return NULL;
 	if (!p) {
 		bell.regs = real;
-		memset(bell.request, 0, 2 * AREA_BYTES);
+		/* Not all of both: a page that is written is one that each sandbox has a copy of. */
+		memset(bell.request, 0, used);
+		memset(bell.request + AREA_BYTES, 0, PAGE);
 		Py_RETURN_NONE;
 	}
 	if (len > (Py_ssize_t)AREA_BYTES) {
@@ -1165,7 +1168,8 @@ static PyObject *py_rehearse(PyObject *self, PyObject *args)
 	if (bell.regs != mock)
 		real = bell.regs;
 	bell.regs = mock;
-	memcpy(bell.request, p, (size_t)len);
+	used = (size_t)len;
+	memcpy(bell.request, p, used);
 	memcpy(mock + REG_PARK, &n, sizeof(n));
 	Py_RETURN_NONE;
 }

@@ -181,15 +181,18 @@ class Parent:
         except OSError as e:
             raise Failure(f"warm-up {self.args.warmup}: {e.strerror}; name a readable file") from e
 
-    def warm_up(self, report: Callable[[str], None]) -> None:
-        """Runs the template's cells as a user's, then forgets them. Descriptors 1 and 2 are
-        captured."""
-        for i, (title, code) in enumerate(self.cells):
-            report(f"warm-up {i + 1}/{len(self.cells)} {title}")
+    def warm_up(self, report: Callable[[str], None], first_only: bool = False) -> None:
+        """Runs the template's cells as a user's, then forgets them; with first_only those that are marked as
+        what first cells do, if there are some. Descriptors 1 and 2 are captured."""
+        cells = [(title.split(), code) for title, code in self.cells]
+        if first_only:
+            cells = [(marks, code) for marks, code in cells if "first" in marks] or cells
+        for i, (marks, code) in enumerate(cells):
+            report(f"warm-up {i + 1}/{len(cells)} {' '.join(marks)}")
             _thawbox.begin(1)
             error = self.shell.run(code, False)
             _thawbox.end()
-            if bool(error) != (title == "raises"):
+            if bool(error) != ("raises" in marks):
                 raise Failure(f"warm-up {self.args.warmup}, cell {i + 1}: "
                               + (error["traceback"] if error else "expected to raise"))
         self.shell.stop_loops()

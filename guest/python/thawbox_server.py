@@ -378,7 +378,7 @@ class Kernel:
         """Parks for good: returns when the sandbox's first request has been answered, or is not
         for this stream. A PARK that says "again" is a null request: it costs a rehearsal, which
         makes the pages of a first cell this sandbox's own; one that says "warm" does so with those of
-        the template's warm-up, too."""
+        the first cells in the template's warm-up, too."""
         gc.collect()
         gc.freeze()
         while True:
@@ -412,7 +412,8 @@ def run_kernel(parent: Any, listener: socket.socket, role: str, port: int, say: 
         _thawbox.capture()
         if is_parking:
             make_ready(parent, kernel, say)
-            kernel.freeze(FIRST_CELLS[0], lambda: parent.warm_up(lambda text: None))
+            kernel.freeze(FIRST_CELLS[0],
+                          lambda: parent.warm_up(lambda text: None, first_only=True))
             kernel.serve(listener)
         else:
             os.close(say)

@@ -176,7 +176,7 @@ def test_park_again_parks_again(start):
 
 def test_park_warm_runs_the_warm_up_and_forgets_it(start, tmp_path):
     warmup = tmp_path / "warmup.py"
-    warmup.write_text("# %%\nimport os\nos.environ['RUNS'] = os.environ.get('RUNS', '') + 'x'\ny = 7\n")
+    warmup.write_text("# %%\nassert 'once' not in globals()\n# %% first\nimport os\nos.environ['RUNS'] = os.environ.get('RUNS', '') + 'x'\ny = 7\n")
     guest = start("--imports", "numpy", doorbell=True, warmup=warmup)
     park(guest)
     guest.bell.reply(0xFFFFFFFD)

@@ -175,3 +175,22 @@ t.start()
 t.join()
 shutil.rmtree(folder)
 logging.getLogger("warm").warning("text")
+# %% first
+import pandas as pd
+pd.DataFrame({"k": [1, 2, 1], "v": [1.0, 2.0, 3.0]}).groupby("k").v.sum()
+# %% first
+import pandas as pd
+df = pd.DataFrame({"name": ["a", "b", "a", "c"], "value": [1, 2, 3, 4]})
+df.groupby("name")["value"].agg(["sum", "mean"]), df.describe(), df[df.value > 1].sort_values("value").head()
+df
+# %% first
+import numpy as np
+np.arange(1000.0).reshape(10, 100).sum(axis=0).mean()
+# %% first
+import math, json, re, random
+total = sum(math.sqrt(i) for i in range(100))
+print(f"{total:.3f}", json.dumps({"a": [1, 2]}), re.findall(r"\d+", "1 and 22"), random.random() < 2)
+# %% first raises
+def half(n):
+    return n / 0
+half(1)
