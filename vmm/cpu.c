@@ -28,8 +28,7 @@
  * path of a first cell. */
 #define KVM_FEATURES_KEPT ((1u << 0) | (1u << 1) | (1u << 3) | (1u << 24))
 
-#define DEADLINE_AHEAD_MS 30
-#define MS_PER_SEC        1000u
+#define MS_PER_SEC 1000u
 
 void cpu_fingerprint(char out[CPU_FINGERPRINT_MAX])
 {
@@ -277,16 +276,17 @@ static int load_cpuid(int fd, const struct cpu_state *s, struct err *err)
 }
 
 /* The guest's TSC now, and its deadline from there: at the distance that it had, at least so far ahead. */
-static int arm_timer(int fd, const struct cpu_state *s, uint64_t tsc, struct err *err)
+static int arm_timer(int fd, const struct cpu_state *s, uint64_t tsc, unsigned ahead_ms,
+                     struct err *err)
 {
-	uint64_t ahead = s->tsc_khz * DEADLINE_AHEAD_MS, deadline = tsc + ahead;
+	uint64_t ahead = s->tsc_khz * ahead_ms, deadline = tsc + ahead;
 
 	if (s->deadline > s->tsc && s->deadline - s->tsc > ahead)
 		deadline = tsc + (s->deadline - s->tsc);
 	return ONE_MSR(fd, KVM_SET_MSRS, MSR_TSC_DEADLINE, &deadline, err);
 }
 
-static int load_msrs(int fd, const struct cpu_state *s, struct err *err)
+static int load_msrs(int fd, const struct cpu_state *s, unsigned ahead_ms, struct err *err)
 {
 	union msr_call call = { .head.nmsrs = s->nr_msrs };
 	uint64_t tsc = 0;
@@ -305,7 +305,7 @@ static int load_msrs(int fd, const struct cpu_state *s, struct err *err)
 	 */
 	if (ret == 0 && tsc - s->tsc > s->tsc_khz * MS_PER_SEC)
 		ret = ONE_MSR(fd, KVM_SET_MSRS, MSR_TSC, &tsc, err);
-	return ret < 0 ? ret : arm_timer(fd, s, tsc, err);
+	return ret < 0 ? ret : arm_timer(fd, s, tsc, ahead_ms, err);
 }
 
 int cpu_rest(int vcpu_fd, struct cpu_state *s, struct err *err)
@@ -313,9 +313,9 @@ int cpu_rest(int vcpu_fd, struct cpu_state *s, struct err *err)
 	uint64_t off = 0;
 	int ret;
 
+	s->tsc = s->deadline =
+		0; /* whatever it was: the next tick comes soon after it has been woken */
 	if ((ret = KVM_DO(vcpu_fd, KVM_GET_REGS, &s->regs, err)) < 0 ||
-	    (ret = ONE_MSR(vcpu_fd, KVM_GET_MSRS, MSR_TSC, &s->tsc, err)) < 0 ||
-	    (ret = ONE_MSR(vcpu_fd, KVM_GET_MSRS, MSR_TSC_DEADLINE, &s->deadline, err)) < 0 ||
 	    (ret = ONE_MSR(vcpu_fd, KVM_SET_MSRS, MSR_TSC_DEADLINE, &off, err)) < 0 ||
 	    /* A tick that is due and not yet delivered goes when the LAPIC is set. */
 	    (ret = KVM_DO(vcpu_fd, KVM_GET_LAPIC, &s->lapic, err)) < 0)
@@ -332,10 +332,10 @@ int cpu_wake(int vcpu_fd, const struct cpu_state *s, struct err *err)
 	if ((ret = KVM_DO(vcpu_fd, KVM_SET_REGS, &s->regs, err)) < 0 ||
 	    (ret = ONE_MSR(vcpu_fd, KVM_GET_MSRS, MSR_TSC, &tsc, err)) < 0)
 		return ret;
-	return arm_timer(vcpu_fd, s, tsc, err);
+	return arm_timer(vcpu_fd, s, tsc, CPU_AHEAD_MS, err);
 }
 
-int cpu_load(int vcpu_fd, const struct cpu_state *s, struct err *err)
+int cpu_load(int vcpu_fd, const struct cpu_state *s, unsigned ahead_ms, struct err *err)
 {
 	int ret;
 
@@ -346,7 +346,7 @@ int cpu_load(int vcpu_fd, const struct cpu_state *s, struct err *err)
 	    (ret = KVM_DO(vcpu_fd, KVM_SET_REGS, &s->regs, err)) < 0 ||
 	    (ret = KVM_DO(vcpu_fd, KVM_SET_DEBUGREGS, &s->debugregs, err)) < 0 ||
 	    (ret = KVM_DO(vcpu_fd, KVM_SET_LAPIC, &s->lapic, err)) < 0 ||
-	    (ret = load_msrs(vcpu_fd, s, err)) < 0 ||
+	    (ret = load_msrs(vcpu_fd, s, ahead_ms, err)) < 0 ||
 	    (ret = KVM_DO(vcpu_fd, KVM_SET_VCPU_EVENTS, &s->events, err)) < 0)
 		return ret;
 	ret = KVM_DO(vcpu_fd, KVM_SET_MP_STATE, &s->mp_state, err);

@@ -49,16 +49,18 @@ NODISCARD int cpu_save(const struct kvm_vm *vm, int vcpu_fd, struct cpu_state *s
                        struct err *err);
 
 /*
- * Puts `state` into a new vCPU. The timer deadline is moved to the same distance from the guest's
- * TSC as it had, but at least 30 ms ahead, so that no tick interrupts a first cell; not more, as
- * the guest believes the old one and programs no later timer before it.
+ * Puts `state` into a new vCPU. The timer deadline is moved to the same distance from the guest's TSC as it had,
+ * but at least `ahead_ms` ahead. CPU_AHEAD_MS, so that no tick interrupts a first cell, and not more, as the
+ * guest believes the old one and programs no later timer before it.
  */
-NODISCARD int cpu_load(int vcpu_fd, const struct cpu_state *state, struct err *err);
+#define CPU_AHEAD_MS 30u
+NODISCARD int cpu_load(int vcpu_fd, const struct cpu_state *state, unsigned ahead_ms,
+                       struct err *err);
 
 /*
- * A vCPU that stands still for long: cpu_rest() keeps its registers and timer in `state` (which cpu_load() has
- * loaded, or cpu_save() filled) and stops the timer, cpu_wake() gives it the registers of `state` and the timer
- * back, as cpu_load() does.
+ * A vCPU that stands still for long: cpu_rest() keeps its registers in `state` (which cpu_load() has loaded,
+ * or cpu_save() filled) and stops the timer, cpu_wake() gives it the registers of `state` and a tick
+ * CPU_AHEAD_MS ahead.
  */
 NODISCARD int cpu_rest(int vcpu_fd, struct cpu_state *state, struct err *err);
 NODISCARD int cpu_wake(int vcpu_fd, const struct cpu_state *state, struct err *err);

@@ -6,6 +6,7 @@
 #include "vmm/clock.h"
 #include "vmm/lines.h"
 #include "vmm/thaw.h"
+#include "vmm/trace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -247,7 +248,9 @@ static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 	int ret;
 
 	config.age_ns = (uint64_t)json_integer_value(json_object_get(line, "age_s")) * NS_PER_SEC;
+	trace_begin("environment made");
 	ret = make_env(&env, line, err);
+	trace_end("environment made", env.len);
 	config.env = env.p;
 	config.env_len = (uint32_t)env.len;
 	if (ret == 0) {
@@ -258,13 +261,17 @@ static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 	if (ret < 0)
 		return ret;
 	if (!json_is_true(json_object_get(line, "paused"))) {
+		trace_begin("resumed");
 		vm_resume(vm);
+		trace_end("resumed", 0);
 		vm->timing.run = vcpu_wait_running(&vm->vcpu[0]);
 	}
+	trace_begin("answer written");
 	say(ctl, json_pack("{s:b, s:i, s:i, s:f, s:o}", "ok", 1, "port", (int)vm->bell.s.port,
 	                   "agent_port", AGENT_PORT, "create_ms",
 	                   vm->timing.run ? (double)(vm->timing.run - ctl->line_ns) / 1e6 : 0.0,
 	                   "timing", timing_json(ctl)));
+	trace_end("answer written", 0);
 	return 0;
 }
 
@@ -315,8 +322,10 @@ static int start(struct ctl *ctl, const json_t *line, struct err *err)
 	if (ctl->has_vm && !(starts[i].of_member && stage != VM_LIVE))
 		return err_set(err, -EBUSY, "%s: this monitor has its machine already", cmd);
 	ret = starts[i].needs_source ? open_source(ctl, line, err) : 0;
+	trace_begin("machine initialised");
 	if (!ctl->has_vm)
 		vm_init(&ctl->vm, on_vm_event, ctl);
+	trace_end("machine initialised", sizeof(ctl->vm));
 	ctl->has_vm = true;
 	if (ret == 0)
 		ret = starts[i].run(ctl, line, err);
@@ -442,8 +451,11 @@ static void on_line(struct ctl *ctl, const char *text, size_t len)
 {
 	struct err err = { 0 };
 	json_error_t why;
-	json_t *line = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
+	json_t *line;
 
+	trace_begin("line parsed");
+	line = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
+	trace_end("line parsed", len);
 	ctl->line_ns = clock_mono_ns();
 	if (!json_is_object(line))
 		err_set(&err, -EINVAL, "not a JSON object: %s", line ? "another type" : why.text);
@@ -458,10 +470,13 @@ static void on_line(struct ctl *ctl, const char *text, size_t len)
 /* Reads once and serves the whole lines there are. `flags` for recvmsg. */
 static void read_lines(struct ctl *ctl, int flags)
 {
-	int ret = lines_read(&ctl->lines, flags);
 	const char *text;
 	size_t len;
+	int ret;
 
+	trace_begin("control line read");
+	ret = lines_read(&ctl->lines, flags);
+	trace_end("control line read", ctl->lines.len);
 	if (ret == -E2BIG) {
 		struct err err;
 
@@ -523,6 +538,7 @@ int ctl_serve(int fd, struct thaw_source *source, unsigned long long start_ns)
 	ctl->poll_op.done = on_readable;
 	ctl->term_op.done = on_term;
 	ctl->term_fd = open_signals();
+	trace_end("process set up", 0);
 	while (!ctl->has_vm && !ctl->over)
 		read_lines(ctl, 0);
 	if (ctl->has_vm && !ctl->over) {

@@ -4,6 +4,7 @@
 #include "core/log.h"
 #include "core/own.h"
 #include "devices/ioapic.h"
+#include "vmm/trace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +15,8 @@
 /* Intel needs three pages for real-mode tricks; any hole does (api.rst, KVM_SET_TSS_ADDR). */
 #define TSS_ADDR      0xfffbd000ul
 #define IDENTITY_ADDR 0xfffbc000ull
+
+#define STATS_MAX 1024u /* counters of a VM or vCPU, histograms' buckets among them */
 
 static const struct {
 	long cap;
@@ -38,9 +41,11 @@ int kvm_ioctl(int fd, unsigned long request, const char *name, unsigned long arg
 {
 	int ret;
 
+	trace_begin(name);
 	do {
 		ret = ioctl(fd, request, arg);
 	} while (ret < 0 && errno == EINTR);
+	trace_end(name, 0);
 	if (ret < 0)
 		return err_set(err, -errno, "%s: %s", name, strerror(errno));
 	return ret;
@@ -138,28 +143,35 @@ static int add_slots(const struct kvm_vm *vm, const struct gmem *mem, struct err
 	return 0;
 }
 
-int kvm_vm_open(struct kvm_vm *vm, const struct gmem *mem, struct err *err)
+int kvm_vm_create(struct kvm_vm *vm, struct err *err)
+{
+	int ret;
+
+	trace_begin("KVM opened");
+	ret = vm->sys_fd < 0 ? kvm_open_checked(&vm->sys_fd, err) : 0;
+	trace_end("KVM opened", 0);
+	if (ret >= 0)
+		vm->fd = ret = KVM_DO(vm->sys_fd, KVM_CREATE_VM, 0, err);
+	if (ret < 0)
+		kvm_vm_close(vm);
+	return ret < 0 ? ret : 0;
+}
+
+int kvm_vm_set_up(struct kvm_vm *vm, const struct gmem *mem, struct err *err)
 {
 	struct kvm_enable_cap split = { .cap = KVM_CAP_SPLIT_IRQCHIP, .args = { IOAPIC_PINS } };
 	uint64_t identity = IDENTITY_ADDR;
-	int ret;
+	int ret = KVM_DO(vm->fd, KVM_SET_TSS_ADDR, TSS_ADDR, err);
 
-	ret = vm->sys_fd < 0 ? kvm_open_checked(&vm->sys_fd, err) : 0;
-	if (ret >= 0)
-		vm->fd = ret = KVM_DO(vm->sys_fd, KVM_CREATE_VM, 0, err);
-	if (ret >= 0)
-		ret = KVM_DO(vm->fd, KVM_SET_TSS_ADDR, TSS_ADDR, err);
 	if (ret >= 0)
 		ret = KVM_DO(vm->fd, KVM_SET_IDENTITY_MAP_ADDR, &identity, err);
 	if (ret >= 0)
 		ret = add_slots(vm, mem, err);
 	if (ret >= 0)
 		ret = KVM_DO(vm->fd, KVM_ENABLE_CAP, &split, err);
-	if (ret < 0) {
+	if (ret < 0)
 		kvm_vm_close(vm);
-		return ret;
-	}
-	return 0;
+	return ret < 0 ? ret : 0;
 }
 
 void kvm_vm_close(struct kvm_vm *vm)
@@ -191,7 +203,18 @@ int kvm_stats_open(int fd)
 	return ioctl(fd, KVM_GET_STATS_FD, NULL);
 }
 
-json_t *kvm_stats(int stats_fd)
+size_t kvm_stats_read(int stats_fd, void *raw, size_t room)
+{
+	struct kvm_stats_header head;
+	ssize_t n;
+
+	if (stats_fd < 0 || !read_at(stats_fd, &head, sizeof(head), 0))
+		return 0;
+	n = pread(stats_fd, raw, room, head.data_offset);
+	return n < 0 ? 0 : (size_t)n;
+}
+
+json_t *kvm_stats_named(int stats_fd, const void *raw, size_t len)
 {
 	struct kvm_stats_header head;
 	own_free char *desc = NULL;
@@ -208,10 +231,18 @@ json_t *kvm_stats(int stats_fd)
 		uint64_t value;
 
 		if (!read_at(stats_fd, desc, each, head.desc_offset + (uint64_t)i * each) ||
-		    d->size != 1 ||
-		    !read_at(stats_fd, &value, sizeof(value), head.data_offset + d->offset))
+		    d->size != 1 || d->offset + sizeof(value) > len)
 			continue;
+		memcpy(&value, (const uint8_t *)raw + d->offset, sizeof(value));
 		json_object_set_new(all, d->name, json_integer((json_int_t)value));
 	}
 	return all;
+}
+
+json_t *kvm_stats(int stats_fd)
+{
+	uint64_t raw[STATS_MAX];
+	size_t len = kvm_stats_read(stats_fd, raw, sizeof(raw));
+
+	return kvm_stats_named(stats_fd, raw, len);
 }

@@ -46,11 +46,10 @@ json_t *kvm_report(void);
 /* Both of these: *sys_fd is the caller's in any case. */
 NODISCARD int kvm_open_checked(int *sys_fd, struct err *err);
 
-/*
- * Makes a VM with `mem` as its slots and a split irqchip of 24 pins, in the order that is fast. `vm` is
- * KVM_VM_NONE, or has a sys_fd that has been checked.
- */
-NODISCARD int kvm_vm_open(struct kvm_vm *vm, const struct gmem *mem, struct err *err);
+/* A VM with nothing in it. `vm` is KVM_VM_NONE, or has a sys_fd that has been checked. Takes the mmap lock. */
+NODISCARD int kvm_vm_create(struct kvm_vm *vm, struct err *err);
+/* Gives it `mem` as its slots and a split irqchip of 24 pins, in the order that is fast. After an error it is closed. */
+NODISCARD int kvm_vm_set_up(struct kvm_vm *vm, const struct gmem *mem, struct err *err);
 /* Safe on KVM_VM_NONE; idempotent. */
 void kvm_vm_close(struct kvm_vm *vm);
 
@@ -62,7 +61,11 @@ void kvm_send_msi(const struct kvm_vm *vm, uint64_t address, uint32_t data);
  * until that is out of KVM_RUN; reading what it returns does not.
  */
 int kvm_stats_open(int fd);
-/* All counters as an object {name: value}; NULL for -1. */
+/* All values at once, for a moment that must not be long: how many bytes of `raw` are filled, 0 for -1. */
+size_t kvm_stats_read(int stats_fd, void *raw, size_t room);
+/* What was read then as an object {name: value}; NULL for -1. */
+json_t *kvm_stats_named(int stats_fd, const void *raw, size_t len);
+/* Both: all counters as they are now. */
 json_t *kvm_stats(int stats_fd);
 
 #endif

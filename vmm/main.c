@@ -5,6 +5,7 @@
 #include "vmm/cpu.h"
 #include "vmm/ctl.h"
 #include "vmm/kvm.h"
+#include "vmm/trace.h"
 #include "vmm/zygote.h"
 
 #include <getopt.h>
@@ -20,6 +21,7 @@ enum { EX_DONE = 0, EX_FAILED = 1, EX_BAD_USE = 2 };
 
 static const char help[] =
 	"Usage: thawbox-vmm --control-fd N | --control PATH [--zygote] [--log LEVEL]\n"
+	"                   [--trace FILE]\n"
 	"       thawbox-vmm --check | --fingerprint | --version\n"
 	"\n"
 	"Runs one microVM. The program that starts it talks to it over a stream socket, one JSON\n"
@@ -36,6 +38,8 @@ static const char help[] =
 	"  --control PATH   listen on this Unix socket and take one connection\n"
 	"  --zygote         run none: fork one for each control socket that comes with a line\n"
 	"                   {\"cmd\":\"spawn\"}, after {\"cmd\":\"open\",\"dir\":...}\n"
+	"  --trace FILE     where the time goes up to the first result, as trace JSON for\n"
+	"                   ui.perfetto.dev and chrome://tracing; a zygote adds .PID\n"
 	"  --log LEVEL      error, warning (default), info or debug, on standard error\n"
 	"  --check          what this host's KVM offers, as JSON; exit 1 when something is "
 	"missing\n"
@@ -83,17 +87,30 @@ static int level_of(const char *name)
 	return -1;
 }
 
+static int failed(const struct err *err)
+{
+	fprintf(stderr, "thawbox-vmm: %s\n%s%s%s", err->msg, err->remedy[0] ? "  remedy: " : "",
+	        err->remedy, err->remedy[0] ? "\n" : "");
+	return EX_FAILED;
+}
+
+static int begin_trace(const char *file, bool zygote, uint64_t start_ns, struct err *err)
+{
+	int ret = trace_open(file, zygote, err);
+
+	if (ret == 0 && !zygote)
+		trace_add(TRACE_BEGIN, "process set up", start_ns, 0);
+	return ret;
+}
+
 static int serve(int fd, const char *path, bool zygote, uint64_t start_ns)
 {
 	struct err err = { 0 };
 
 	if (path)
 		fd = ctl_accept(path, &err);
-	if (fd < 0) {
-		fprintf(stderr, "thawbox-vmm: %s\n%s%s%s", err.msg,
-		        err.remedy[0] ? "  remedy: " : "", err.remedy, err.remedy[0] ? "\n" : "");
-		return EX_FAILED;
-	}
+	if (fd < 0)
+		return failed(&err);
 	return (zygote ? zygote_serve(fd) : ctl_serve(fd, NULL, start_ns)) < 0 ? EX_FAILED
 	                                                                       : EX_DONE;
 }
@@ -105,6 +122,7 @@ int main(int argc, char **argv)
 		{ "control", required_argument, NULL, 'c' },
 		{ "zygote", no_argument, NULL, 'z' },
 		{ "log", required_argument, NULL, 'l' },
+		{ "trace", required_argument, NULL, 't' },
 		{ "check", no_argument, NULL, 'k' },
 		{ "fingerprint", no_argument, NULL, 'p' },
 		{ "version", no_argument, NULL, 'v' },
@@ -113,7 +131,8 @@ int main(int argc, char **argv)
 	};
 	uint64_t start_ns = clock_mono_ns();
 	int fd = -1, opt, level = LOG_LVL_WARN;
-	const char *path = NULL;
+	const char *path = NULL, *trace = NULL;
+	struct err err = { 0 };
 	bool zygote = false;
 	char *end;
 
@@ -135,6 +154,9 @@ int main(int argc, char **argv)
 			if (level < 0)
 				return usage("--log wants error, warning, info or debug");
 			break;
+		case 't':
+			trace = optarg;
+			break;
 		case 'k':
 			return check();
 		case 'p':
@@ -152,5 +174,7 @@ int main(int argc, char **argv)
 	if (optind < argc || (fd < 0) == !path)
 		return usage("want one of --control-fd N and --control PATH");
 	log_open(2, (enum log_level)level, "thawbox-vmm");
+	if (trace && begin_trace(trace, zygote, start_ns, &err) < 0)
+		return failed(&err);
 	return serve(fd, path, zygote, start_ns);
 }

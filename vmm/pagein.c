@@ -244,7 +244,7 @@ static void add_to(struct recording *rec, const struct pagein *before)
 	for (uint64_t i = 0; i < nr; i++)
 		rec->use[i] = rec->use[i] == USED_WRITTEN || rec->use[i] == USED_NEAR ? USED_LATER
 		                                                                      : UNUSED;
-	for (uint32_t i = 0; i < before->nr_runs; i++)
+	for (uint32_t i = 0; before->runs && i < before->nr_runs; i++)
 		if (page_number(rec->mem, before->runs[i].gpa, &page))
 			memset(rec->use + page, use_of[before->runs[i].class],
 			       before->runs[i].nr_pages);
@@ -469,8 +469,9 @@ static int advice(const struct pagein *set, enum pagein_class class)
 {
 	switch (class) {
 	case PAGEIN_WRITTEN:
-	case PAGEIN_NEAR:
 		return MADV_POPULATE_WRITE;
+	case PAGEIN_NEAR:
+		return set->sparing ? 0 : MADV_POPULATE_WRITE;
 	case PAGEIN_LARGE:
 		return set->cold ? MADV_POPULATE_READ : 0;
 	default:

@@ -56,6 +56,7 @@ struct pagein {
 	atomic_uint next;                           /* run to take */
 	uint32_t next_later, later_done; /* of PAGEIN_LATER: run to take; pages brought in */
 	atomic_uint populated;           /* pages */
+	bool sparing;                    /* only what was written comes in */
 	bool cold;                       /* the files were not in the page cache */
 };
 

@@ -10,6 +10,7 @@
 #include "core/own.h"
 #include "vmm/clock.h"
 #include "vmm/guestpages.h"
+#include "vmm/trace.h"
 
 #include <errno.h>
 #include <semaphore.h>
@@ -20,6 +21,8 @@
 #define WAKE_MAGIC 0x454b4157u /* "WAKE", docs/protocol.md section 5 */
 #define RFLAGS_IF  0x200ull
 #define NS_PER_MS  1000000ull
+/* A null request needs no timer, and a tick would cost a standby a hundred pages of the guest's kernel. */
+#define QUIET_MS 10000u
 
 struct wake_head {
 	uint32_t magic, env_len;
@@ -34,11 +37,12 @@ struct thaw {
 	const struct vm_thaw_config *config; /* NULL: for nobody yet */
 	const char *overlay_dir;
 	bool record;
+	unsigned ahead_ms; /* of the guest's next tick, at least */
 	struct guestsym_wake wake;
 	bool wakes;          /* an interpreter waits for the mailbox */
 	uint8_t entropy[64]; /* for the interpreter's own generators */
 	bool known;          /* the kernel's memory can be written */
-	sem_t has_slots;     /* posted when KVM has been given the memory, or will not be */
+	sem_t has_vm;        /* posted when KVM has a VM, or will not have one */
 	sem_t has_pages;     /* posted when the working set has been asked for, or could not be */
 };
 
@@ -57,8 +61,11 @@ static int check_form(const struct doorbell_state *bell, struct err *err)
 
 static int read_source(struct thaw_source *src, const char *dir, struct err *err)
 {
-	int ret = snapshot_open(&src->snap, dir, err);
+	int ret;
 
+	trace_begin("state read");
+	ret = snapshot_open(&src->snap, dir, err);
+	trace_end("state read", src->snap.state.len);
 	if (ret < 0)
 		return ret;
 	ret = machine_state_get(&src->snap.state, src->snap.head.nr_vcpus, &src->machine, err);
@@ -66,7 +73,10 @@ static int read_source(struct thaw_source *src, const char *dir, struct err *err
 		ret = check_form(&src->machine.bell, err);
 	if (ret < 0)
 		return err_wrap(err, "state");
-	return pagein_open(&src->pagein, src->snap.dir_fd, src->snap.head.id, err);
+	trace_begin("working set read");
+	ret = pagein_open(&src->pagein, src->snap.dir_fd, src->snap.head.id, err);
+	trace_end("working set read", src->pagein.nr_runs);
+	return ret;
 }
 
 int thaw_source_open(struct thaw_source **out, const char *dir, struct err *err)
@@ -83,8 +93,10 @@ int thaw_source_open(struct thaw_source **out, const char *dir, struct err *err)
 		return err_set(err, -ENAMETOOLONG, "snapshot: the path has over %zu bytes",
 		               sizeof(src->dir) - 1);
 	}
-	strcpy(src->dir, dir);
+	memcpy(src->dir, dir, strlen(dir));
+	trace_begin("snapshot opened");
 	ret = read_source(src, dir, err);
+	trace_end("snapshot opened", 0);
 	if (ret < 0) {
 		thaw_source_close(src);
 		return err_wrap(err, "thaw %s", dir);
@@ -230,7 +242,9 @@ static int wake_kernel(struct thaw *thaw, struct err *err)
 
 	thaw->wake.kvmclock_ns = thaw->src->machine.kvmclock_ns;
 	thaw->wake.realtime_ns = clock_real_ns();
+	trace_begin("guest kernel's state replaced");
 	ret = thaw->config && thaw->known ? replace_kernel_state(thaw, err) : 0;
+	trace_end("guest kernel's state replaced", 0);
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++) {
 		struct err ignored;
 
@@ -262,11 +276,29 @@ static int make_vm(struct thaw *thaw, struct err *err)
 	int ret;
 
 	vm->kvm.sys_fd = fd_take(&thaw->src->kvm_fd);
-	ret = kvm_vm_open(&vm->kvm, &vm->mem, err);
-	sem_post(&thaw->has_slots);
+	trace_begin("VM made");
+	ret = kvm_vm_create(&vm->kvm, err);
+	trace_point("signal: VM", 0);
+	sem_post(&thaw->has_vm);
+	if (ret == 0)
+		ret = kvm_vm_set_up(&vm->kvm, &vm->mem, err);
+	trace_end("VM made", 0);
+	trace_begin("vCPU made");
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
 		ret = vcpu_open(&vm->vcpu[i], &vm->kvm, err);
+	trace_end("vCPU made", 0);
 	vm->timing.vm = clock_mono_ns();
+	return ret;
+}
+
+static int populate(struct thaw *thaw, struct err *err)
+{
+	struct vm *vm = thaw->vm;
+	int ret;
+
+	trace_begin("working set populated");
+	ret = pagein_populate(&vm->pagein, &vm->mem, err);
+	trace_end("working set populated", 0);
 	return ret;
 }
 
@@ -277,15 +309,19 @@ static int load_vm(struct thaw *thaw, struct err *err)
 	int ret = 0;
 
 	/* From here on guest memory is touched: asked for as a whole, no page brings neighbours along. */
+	trace_begin("wait: pages asked for");
 	wait_for(&thaw->has_pages);
+	trace_end("wait: pages asked for", 0);
+	trace_begin("CPU state loaded");
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
-		ret = cpu_load(vm->vcpu[i].fd, &thaw->src->machine.cpu[i], err);
+		ret = cpu_load(vm->vcpu[i].fd, &thaw->src->machine.cpu[i], thaw->ahead_ms, err);
+	trace_end("CPU state loaded", 0);
 	if (ret == 0)
 		ret = set_kvmclock(thaw, err);
 	if (ret == 0)
 		ret = wake_kernel(thaw, err);
 	vm->timing.state = clock_mono_ns();
-	return ret < 0 ? ret : pagein_populate(&vm->pagein, &vm->mem, err);
+	return ret < 0 ? ret : populate(thaw, err);
 }
 
 static int shell_job(void *ctx, struct err *err)
@@ -313,8 +349,10 @@ static int begin_vm(struct thaw *thaw, int (*job)(void *ctx, struct err *err), s
 	struct vm *vm = thaw->vm;
 	int ret;
 
+	trace_begin("memory mapped");
 	ret = gmem_open(&vm->mem, head->memory_size, LAYOUT_HOLE_START, LAYOUT_HOLE_END,
 	                src->snap.memory_fd);
+	trace_end("memory mapped", head->memory_size);
 	if (ret < 0)
 		return err_set(err, ret, "mapping %llu bytes of memory: %s",
 		               (unsigned long long)head->memory_size, strerror(-ret));
@@ -322,8 +360,10 @@ static int begin_vm(struct thaw *thaw, int (*job)(void *ctx, struct err *err), s
 	ret = machine_state_check_bell(&vm->bell.s, &vm->mem, err);
 	if (ret < 0)
 		return err_wrap(err, "state");
+	trace_begin("vCPU's thread started");
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
 		ret = vcpu_start(&vm->vcpu[i], err);
+	trace_end("vCPU's thread started", 0);
 	if (ret == 0)
 		vcpu_call(&vm->vcpu[0], job, thaw);
 	return ret;
@@ -333,11 +373,16 @@ static int open_devices(struct thaw *thaw, struct err *err)
 {
 	struct snapshot *snap = &thaw->src->snap;
 	struct vm *vm = thaw->vm;
-	int ret = vm_open_devices(vm, NULL, false, err);
+	int ret;
 
+	trace_begin("devices opened");
+	ret = vm_open_devices(vm, NULL, false, err);
+	trace_begin("disks opened");
 	for (unsigned i = 0; ret == 0 && i < snap->head.nr_disks; i++)
 		ret = vm_open_disk(vm, i, fd_take(&snap->disk_fd[i]), &snap->disk[i],
 		                   snap->disk[i].readonly ? NULL : thaw->overlay_dir, err);
+	trace_end("disks opened", snap->head.nr_disks);
+	trace_end("devices opened", 0);
 	return ret;
 }
 
@@ -350,6 +395,8 @@ static int begin_pages(struct thaw *thaw, struct err *err)
 
 	if (!thaw->record) {
 		vm->pagein = thaw->src->pagein;
+		/* One that stands by holds its memory for long, and has the time to meet its pages. */
+		vm->pagein.sparing = !thaw->config;
 		return pagein_begin(&vm->pagein, &vm->mem, err);
 	}
 	if (!guestpages_can_walk(sregs))
@@ -363,23 +410,33 @@ static int fill_vm(struct thaw *thaw, struct err *err)
 {
 	struct vm *vm = thaw->vm;
 	struct err vm_err = { 0 };
-	int ret = begin_pages(thaw, err), vm_ret;
+	int ret, vm_ret;
 
+	trace_begin("working set begun");
+	ret = begin_pages(thaw, err);
+	trace_end("working set begun", vm->pagein.cold);
+	trace_point("signal: pages asked for", 0);
 	sem_post(&thaw->has_pages);
+	trace_begin("mailbox written");
 	if (ret == 0 && thaw->wakes)
 		ret = put_mailbox(thaw, err);
+	trace_end("mailbox written", vm->first.frame);
 	if (ret == 0 && !vm->loop.open)
 		ret = open_devices(thaw, err);
+	trace_begin("devices' state loaded");
 	if (ret == 0)
 		ret = machine_state_get_devices(vm, &thaw->src->snap.state, err);
+	trace_end("devices' state loaded", 0);
 	vm->timing.devices = clock_mono_ns();
 	/*
-	 * Making the VM takes the lock of the address space, which page faults hold: one after the other is
+	 * KVM_CREATE_VM takes the lock of the address space, which page faults hold: one after the other is
 	 * faster than both at once.
 	 */
-	wait_for(&thaw->has_slots);
+	trace_begin("wait: VM");
+	wait_for(&thaw->has_vm);
+	trace_end("wait: VM", 0);
 	if (ret == 0)
-		ret = pagein_populate(&vm->pagein, &vm->mem, err);
+		ret = populate(thaw, err);
 	vm->timing.populated = clock_mono_ns();
 	vm_ret = vcpu_wait_job(&vm->vcpu[0], &vm_err); /* also when our own half failed */
 	if (ret == 0 && vm_ret < 0) {
@@ -420,10 +477,15 @@ int vm_rest(struct vm *vm, struct err *err)
 static int take(struct thaw *thaw, struct err *err)
 {
 	struct vm *vm = thaw->vm;
-	int ret = thaw->wakes ? put_mailbox(thaw, err) : 0;
+	int ret;
 
+	trace_begin("mailbox written");
+	ret = thaw->wakes ? put_mailbox(thaw, err) : 0;
+	trace_end("mailbox written", vm->first.frame);
+	trace_begin("CPU state loaded");
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
 		ret = cpu_wake(vm->vcpu[i].fd, &thaw->src->machine.cpu[i], err);
+	trace_end("CPU state loaded", 0);
 	if (ret == 0)
 		ret = set_kvmclock(thaw, err);
 	return ret < 0 ? ret : wake_kernel(thaw, err);
@@ -457,8 +519,10 @@ static void adopt(struct vm *vm, struct thaw_source *src)
 
 static void init(struct thaw *thaw, struct vm *vm, struct thaw_source *src, const char *overlay_dir)
 {
-	*thaw = (struct thaw){ .vm = vm, .src = src, .overlay_dir = overlay_dir };
-	sem_init(&thaw->has_slots, 0, vm->stage != VM_EMPTY);
+	*thaw = (struct thaw){
+		.vm = vm, .src = src, .overlay_dir = overlay_dir, .ahead_ms = CPU_AHEAD_MS
+	};
+	sem_init(&thaw->has_vm, 0, vm->stage != VM_EMPTY);
 	sem_init(&thaw->has_pages, 0, 0);
 	if (vm->stage == VM_EMPTY)
 		adopt(vm, src);
@@ -492,6 +556,8 @@ int vm_warm_up(struct vm *vm, struct thaw_source *src, const struct vm_warm_conf
 
 	init(&thaw, vm, src, config->overlay_dir);
 	thaw.record = config->record;
+	if (!config->all)
+		thaw.ahead_ms = QUIET_MS;
 	if (src->machine.bell.phase != DOORBELL_PARKED ||
 	    (uint32_t)src->machine.cpu[0].regs.rax != DOORBELL_AGAIN)
 		ret = err_set(err, -ENOTSUP, "no interpreter stands at the freeze point");
@@ -512,13 +578,16 @@ static int thaw_all(struct thaw *thaw, struct err *err)
 {
 	const struct vm_thaw_config *config = thaw->config;
 	struct vm *vm = thaw->vm;
-	int ret = prepare_wake(thaw, err);
+	int ret;
 
+	trace_begin("wake prepared");
+	ret = prepare_wake(thaw, err);
 	if (ret == 0 && config->record && vm->stage != VM_EMPTY)
 		ret = err_set(err, -EINVAL, "record: only of a machine that is thawed afresh");
 	make_older(&thaw->src->machine, thaw->src->snap.head.nr_vcpus, config->age_ns);
 	if (ret == 0)
 		ret = answer_park(thaw, err);
+	trace_end("wake prepared", 0);
 	if (ret == 0)
 		ret = vm->stage == VM_STANDBY ? take(thaw, err) : build(thaw, err);
 	if (ret == 0 && config->vsock_path)
@@ -532,7 +601,9 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	struct thaw thaw;
 	int ret;
 
+	trace_begin("first request read");
 	first_open(&vm->first, config->first_fd);
+	trace_end("first request read", vm->first.len);
 	vm->hold = config->hold || config->record;
 	init(&thaw, vm, src, config->overlay_dir);
 	thaw.config = config;
@@ -540,6 +611,7 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	ret = thaw_all(&thaw, err);
 	if (ret < 0)
 		return err_wrap(err, "thaw %s", src->dir);
+	trace_begin("interrupts on");
 	if (vm->stage == VM_STANDBY)
 		vcpu_forget_run(&vm->vcpu[0]);
 	else
@@ -551,5 +623,6 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	/* A first request that could not travel in the mailbox goes by vsock from the start. */
 	if (ret == 0 && vm->first.fd >= 0 && vm->bell.s.phase != DOORBELL_FIRST)
 		ret = vm_connect_first(vm, err);
+	trace_end("interrupts on", 0);
 	return ret;
 }

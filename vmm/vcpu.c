@@ -5,6 +5,7 @@
 #include "core/own.h"
 #include "vmm/clock.h"
 #include "vmm/cpu.h"
+#include "vmm/trace.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -47,7 +48,9 @@ int vcpu_open(struct vcpu *vcpu, const struct kvm_vm *vm, struct err *err)
 	vcpu->fd = KVM_DO(vm->fd, KVM_CREATE_VCPU, vcpu->id, err);
 	if (vcpu->fd < 0)
 		return vcpu->fd;
+	trace_begin("shared page mapped");
 	run = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, vcpu->fd, 0);
+	trace_end("shared page mapped", (uint64_t)size);
 	if (run == MAP_FAILED)
 		return err_set(err, -errno, "vCPU %u: mmap of its shared page: %s", vcpu->id,
 		               strerror(errno));
@@ -133,14 +136,18 @@ static void on_exit_reason(struct vcpu *vcpu)
 	switch (vcpu->run->exit_reason) {
 	case KVM_EXIT_MMIO:
 		atomic_fetch_add_explicit(&vcpu->exits.mmio, 1, memory_order_relaxed);
+		trace_begin("exit: mmio");
 		on_mmio(vcpu);
+		trace_end("exit: mmio", vcpu->run->mmio.phys_addr);
 		return;
 	case KVM_EXIT_IO:
 		atomic_fetch_add_explicit(&vcpu->exits.io, 1, memory_order_relaxed);
+		trace_point("exit: io", vcpu->run->io.port);
 		on_io(vcpu);
 		return;
 	case KVM_EXIT_INTR:
 		atomic_fetch_add_explicit(&vcpu->exits.interrupted, 1, memory_order_relaxed);
+		trace_point("exit: interrupted", 0);
 		return;
 	case KVM_EXIT_SHUTDOWN:
 		end_with_registers(vcpu, VCPU_END_TRIPLE_FAULT, "triple fault");
@@ -155,6 +162,7 @@ static void on_exit_reason(struct vcpu *vcpu)
 		return;
 	default:
 		atomic_fetch_add_explicit(&vcpu->exits.other, 1, memory_order_relaxed);
+		trace_point("exit: other", vcpu->run->exit_reason);
 		(void)snprintf(text, sizeof(text), "unexpected exit %u", vcpu->run->exit_reason);
 		end_with_registers(vcpu, VCPU_END_KVM_ERROR, text);
 	}
@@ -176,11 +184,17 @@ static void complete_exit(struct vcpu *vcpu)
 static void run_guest(struct vcpu *vcpu)
 {
 	while (may_run(vcpu)) {
-		if (ioctl(vcpu->fd, KVM_RUN, 0) == 0) {
+		int ret;
+
+		trace_begin("KVM_RUN");
+		ret = ioctl(vcpu->fd, KVM_RUN, 0);
+		trace_end("KVM_RUN", vcpu->run->exit_reason);
+		if (ret == 0) {
 			on_exit_reason(vcpu);
 		} else if (errno == EINTR || errno == EAGAIN) {
 			atomic_fetch_add_explicit(&vcpu->exits.interrupted, 1,
 			                          memory_order_relaxed);
+			trace_point("exit: interrupted", 0);
 		} else {
 			char text[96];
 
@@ -206,7 +220,16 @@ static void do_job(struct vcpu *vcpu)
 	vcpu->job_ret = ret;
 	vcpu->job_err = err;
 	vcpu->parked = true;
+	trace_point("signal: the vCPU's thread", 0);
 	pthread_cond_broadcast(&vcpu->cond);
+}
+
+/* Under the lock, which is let go meanwhile. */
+static void await_work(struct vcpu *vcpu)
+{
+	trace_begin("wait: work");
+	pthread_cond_wait(&vcpu->cond, &vcpu->lock);
+	trace_end("wait: work", 0);
 }
 
 static bool may_leave(const struct vcpu *vcpu)
@@ -228,7 +251,7 @@ static bool stand_by(struct vcpu *vcpu)
 		if (vcpu->job)
 			do_job(vcpu);
 		else
-			pthread_cond_wait(&vcpu->cond, &vcpu->lock);
+			await_work(vcpu);
 	}
 	run = atomic_load(&vcpu->want) == VCPU_RUN;
 	if (run) {
@@ -236,9 +259,12 @@ static bool stand_by(struct vcpu *vcpu)
 		set_immediate_exit(vcpu, 0);
 		if (!vcpu->run_ns)
 			vcpu->run_ns = clock_mono_ns();
+		trace_begin("loop told");
 		pthread_cond_broadcast(&vcpu->cond);
 	}
 	pthread_mutex_unlock(&vcpu->lock);
+	if (run)
+		trace_end("loop told", 0);
 	return run;
 }
 
@@ -246,8 +272,12 @@ static void *vcpu_main(void *arg)
 {
 	struct vcpu *vcpu = arg;
 
-	while (stand_by(vcpu))
+	trace_thread(TRACE_VCPU + vcpu->id);
+	trace_point("thread runs", 0);
+	while (stand_by(vcpu)) {
+		trace_counters(TRACE_AT_RUN, vcpu);
 		run_guest(vcpu);
+	}
 	return NULL;
 }
 
@@ -272,6 +302,7 @@ void vcpu_call(struct vcpu *vcpu, int (*job)(void *ctx, struct err *err), void *
 	pthread_mutex_lock(&vcpu->lock);
 	vcpu->job = job;
 	vcpu->job_ctx = ctx;
+	trace_point("signal: work", 0);
 	pthread_cond_broadcast(&vcpu->cond);
 	pthread_mutex_unlock(&vcpu->lock);
 }
@@ -280,9 +311,11 @@ int vcpu_wait_job(struct vcpu *vcpu, struct err *err)
 {
 	int ret;
 
+	trace_begin("wait: the vCPU's thread");
 	pthread_mutex_lock(&vcpu->lock);
 	while (vcpu->job)
 		pthread_cond_wait(&vcpu->cond, &vcpu->lock);
+	trace_end("wait: the vCPU's thread", 0);
 	ret = vcpu->job_ret;
 	if (ret < 0)
 		*err = vcpu->job_err;
@@ -294,6 +327,7 @@ void vcpu_run(struct vcpu *vcpu)
 {
 	pthread_mutex_lock(&vcpu->lock);
 	atomic_store(&vcpu->want, VCPU_RUN);
+	trace_point("signal: work", 0);
 	pthread_cond_broadcast(&vcpu->cond);
 	pthread_mutex_unlock(&vcpu->lock);
 }
@@ -302,9 +336,11 @@ uint64_t vcpu_wait_running(struct vcpu *vcpu)
 {
 	uint64_t ns;
 
+	trace_begin("wait: the guest runs");
 	pthread_mutex_lock(&vcpu->lock);
 	while (!vcpu->run_ns)
 		pthread_cond_wait(&vcpu->cond, &vcpu->lock);
+	trace_end("wait: the guest runs", 0);
 	ns = vcpu->run_ns;
 	pthread_mutex_unlock(&vcpu->lock);
 	return ns;

@@ -5,6 +5,7 @@
 #include "core/own.h"
 #include "devices/vmmio.h"
 #include "vmm/clock.h"
+#include "vmm/trace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +13,8 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define LOOP_DEPTH 64
+#define LOOP_DEPTH    64
+#define TRACE_WAIT_NS 100000000u
 
 /* What every kernel is told; a host whose KVM interprets guest kernels needs more (docs/guest-kernel.md). */
 #define CMDLINE_ALL                                                                              \
@@ -144,6 +146,7 @@ static void bell_parked(void *ctx)
 {
 	struct vm *vm = ctx;
 
+	trace_counters(TRACE_AT_PARK, &vm->vcpu[0]);
 	vcpu_park_here(&vm->vcpu[0]);
 	loop_post(&vm->loop, &vm->parked_event);
 }
@@ -157,9 +160,13 @@ static void bell_output(void *ctx, const struct iovec *iov, unsigned nr, bool do
 {
 	struct vm *vm = ctx;
 
+	trace_begin("output written");
 	first_output(&vm->first, iov, nr, quitting, &vm->vcpu[0]);
+	trace_end("output written", nr);
 	if (!done)
 		return;
+	trace_point("DONE", 0);
+	trace_counters(TRACE_AT_DONE, &vm->vcpu[0]);
 	if (vm->hold)
 		vcpu_park_here(&vm->vcpu[0]);
 	loop_post(&vm->loop, &vm->first_event);
@@ -202,6 +209,40 @@ int vm_connect_first(struct vm *vm, struct err *err)
 	return ret;
 }
 
+static json_t *memory_json(const struct vm *vm)
+{
+	const struct pagein *set = &vm->pagein;
+
+	return json_pack("{s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b}", "size",
+	                 (json_int_t)vm->mem.size, "workset_written", set->written, "workset_near",
+	                 set->near, "workset_read", set->read, "workset_large", set->large,
+	                 "workset_later", set->later, "populated", (int)set->populated, "later",
+	                 set->later_done, "cold", set->cold);
+}
+
+/* Once, with what the trace itself does not know. */
+static void write_trace(const struct vm *vm)
+{
+	if (trace_is_due())
+		trace_write(json_pack("{s:o}", "memory", memory_json(vm)));
+}
+
+static void on_trace_timer(struct loop_op *op, int res)
+{
+	(void)res;
+	write_trace(container_of(op, struct vm, trace_op));
+}
+
+/* The trace is complete. Writing it takes a CPU that whoever waits for the result may want just now. */
+static void end_trace(struct vm *vm)
+{
+	if (!trace_on())
+		return;
+	trace_stop();
+	vm->trace_op.done = on_trace_timer;
+	loop_timer(&vm->loop, &vm->trace_op, TRACE_WAIT_NS);
+}
+
 static void on_first_done(struct loop_event *event)
 {
 	struct vm *vm = container_of(event, struct vm, first_event);
@@ -212,6 +253,7 @@ static void on_first_done(struct loop_event *event)
 	ahead_stop(&vm->ahead);
 	if (vm->hold)
 		vm->running = false; /* the vCPU has parked itself */
+	end_trace(vm);
 	vm->on_event(vm->event_ctx, VM_FIRST_DONE);
 }
 
@@ -252,6 +294,7 @@ void vm_close(struct vm *vm)
 	for (unsigned i = 0; i < vm->nr_vcpus; i++)
 		vcpu_close(&vm->vcpu[i]);
 	ahead_stop(&vm->ahead);
+	write_trace(vm);
 	loop_close(&vm->loop);
 	vsock_close(vm->vsock);
 	for (unsigned i = 0; i < vm->nr_disks; i++)
@@ -292,8 +335,11 @@ int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold, str
 		                       .hold_tx = serial_hold };
 	struct vsock_config config = { .path = vsock_path, .guest_cid = VSOCK_GUEST_CID };
 	struct vdev_host host = device_host(vm, 0);
-	int ret = loop_open(&vm->loop, LOOP_DEPTH, err);
+	int ret;
 
+	trace_begin("loop opened");
+	ret = loop_open(&vm->loop, LOOP_DEPTH, err);
+	trace_end("loop opened", 0);
 	if (ret == 0)
 		ret = serial_open(&vm->serial, &console, err);
 	if (ret == 0)
@@ -383,8 +429,10 @@ static int boot_kernel(struct vm *vm, const struct vm_boot_config *config, struc
 
 static int boot_vcpus(struct vm *vm, const struct boot_regs *regs, struct err *err)
 {
-	int ret = kvm_vm_open(&vm->kvm, &vm->mem, err);
+	int ret = kvm_vm_create(&vm->kvm, err);
 
+	if (ret == 0)
+		ret = kvm_vm_set_up(&vm->kvm, &vm->mem, err);
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++) {
 		ret = vcpu_open(&vm->vcpu[i], &vm->kvm, err);
 		if (ret == 0)
@@ -491,13 +539,7 @@ json_t *vm_stats(struct vm *vm)
 	json_object_set_new(all, "vm", kvm_stats(vm->vm_stats_fd));
 	json_object_set_new(all, "vcpu", kvm_stats(vm->vcpu_stats_fd));
 	json_object_set_new(all, "exits", exits_json(&vm->vcpu[0]));
-	json_object_set_new(all, "memory",
-	                    json_pack("{s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b}", "size",
-	                              (json_int_t)vm->mem.size, "workset_written",
-	                              vm->pagein.written, "workset_near", vm->pagein.near,
-	                              "workset_read", vm->pagein.read, "workset_large",
-	                              vm->pagein.large, "populated", (int)vm->pagein.populated,
-	                              "cold", vm->pagein.cold));
+	json_object_set_new(all, "memory", memory_json(vm));
 	json_object_set_new(all, "vsock",
 	                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:i}", "opened",
 	                              (json_int_t)v.opened, "closed", (json_int_t)v.closed,

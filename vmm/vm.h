@@ -107,6 +107,7 @@ struct vm {
 	void (*on_event)(void *ctx, enum vm_event event);
 	void *event_ctx;
 	struct loop_event parked_event, first_event, ended_event;
+	struct loop_op trace_op;
 	enum vcpu_end end; /* written once, before ended_event is posted */
 	char end_detail[1024];
 	bool running;

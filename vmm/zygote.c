@@ -6,6 +6,7 @@
 #include "vmm/ctl.h"
 #include "vmm/lines.h"
 #include "vmm/thaw.h"
+#include "vmm/trace.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -64,6 +65,9 @@ static void become_monitor(struct zygote *z)
 	uint64_t now_ns = clock_mono_ns();
 	int control = fd_take(&z->lines.sent_fd[0]), log = fd_take(&z->lines.sent_fd[1]);
 
+	trace_end("fork", 0);
+	trace_thread(TRACE_LOOP);
+	trace_begin("process set up");
 	close(z->fd);
 	z->fd = -1;
 	if (log >= 0)
@@ -80,6 +84,7 @@ static int spawn(struct zygote *z, struct err *err)
 
 	if (z->lines.sent_fd[0] < 0)
 		return err_set(err, -EINVAL, "spawn: no control socket came with the line");
+	trace_begin("fork");
 	pid = fork_sibling();
 	if (pid < 0) {
 		err_set(err, -errno, "fork: %s", strerror(errno));
@@ -111,8 +116,11 @@ static int dispatch(struct zygote *z, const json_t *line, struct err *err)
 static void on_line(struct zygote *z, const char *text, size_t len)
 {
 	struct err err = { 0 };
-	json_t *line = json_loadb(text, len, JSON_REJECT_DUPLICATES, NULL);
+	json_t *line;
 
+	trace_begin("spawn line parsed");
+	line = json_loadb(text, len, JSON_REJECT_DUPLICATES, NULL);
+	trace_end("spawn line parsed", len);
 	if (!line)
 		err_set(&err, -EINVAL, "not JSON");
 	else
@@ -140,7 +148,10 @@ int zygote_serve(int fd)
 	lines_init(&z->lines, fd);
 	signal(SIGINT, SIG_IGN); /* Ctrl-C is for the program that holds the control socket */
 	while (!z->over) {
+		trace_restart(); /* a child's trace begins with the line that asked for it */
+		trace_begin("wait: spawn line");
 		z->over = lines_read(&z->lines, 0) < 0;
+		trace_end("wait: spawn line", z->lines.len);
 		while (!z->over && (text = lines_next(&z->lines, &len)))
 			on_line(z, text, len);
 	}

@@ -85,7 +85,7 @@ static void load(struct tiny *t, const struct cpu_state *s)
 	struct err err = { 0 };
 
 	tiny_open(t, spin, sizeof(spin));
-	cr_assert_eq(cpu_load(t->vcpu.fd, s, &err), 0, "%s", err.msg);
+	cr_assert_eq(cpu_load(t->vcpu.fd, s, CPU_AHEAD_MS, &err), 0, "%s", err.msg);
 }
 
 Test(cpu, state_survives_a_file_and_another_vm)
@@ -157,7 +157,7 @@ Test(cpu, refused_msr_is_named)
 	make_state(&s);
 	s.msrs[1].index = 0xdeadbeef;
 	tiny_open(&t, spin, sizeof(spin));
-	cr_assert_lt(cpu_load(t.vcpu.fd, &s, &err), 0);
+	cr_assert_lt(cpu_load(t.vcpu.fd, &s, CPU_AHEAD_MS, &err), 0);
 	cr_assert_not_null(strstr(err.msg, "0xdeadbeef"), "%s", err.msg);
 	tiny_close(&t);
 }

@@ -97,7 +97,8 @@ static inline void tiny_open(struct tiny *t, const void *code, size_t n)
 	t->host = (struct vcpu_host){ tiny_read, tiny_write, tiny_ended, t };
 	vcpu_init(&t->vcpu, 0, &t->host);
 	t->vm = (struct kvm_vm)KVM_VM_NONE;
-	cr_assert_eq(kvm_vm_open(&t->vm, &t->mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(kvm_vm_create(&t->vm, &err), 0, "%s", err.msg);
+	cr_assert_eq(kvm_vm_set_up(&t->vm, &t->mem, &err), 0, "%s", err.msg);
 	cr_assert_eq(vcpu_open(&t->vcpu, &t->vm, &err), 0, "%s", err.msg);
 }
 
