@@ -26,6 +26,7 @@
 #define TICK_MS         250
 #define CLOCK_LIMIT_MS  50.0
 #define CELL_TIMEOUT_NS (60ull * 1000000000u)
+#define WARM_UP_MS      (20 * 60 * 1000) /* the template's warm-up, once more */
 
 /* A bake under way. */
 struct bake {
@@ -253,6 +254,27 @@ static int record_workset(struct bake *bake, struct err *err)
 	return rc ? err_wrap(err, "record the working set") : 0;
 }
 
+/* And what the template's own warm-up writes is kept ready for cells that do such things. */
+static int record_later(struct bake *bake, struct err *err)
+{
+	struct sandbox_spec spec = { .verbose = bake->opts->verbose,
+		                     .intr_fd = bake->opts->intr_fd };
+	struct member_spec member = {
+		.dir = bake->snap, .overlay_dir = bake->tmp, .warm = true, .record = true
+	};
+	int rc = sandbox_start(&bake->sb, &spec, err);
+
+	rc = rc ? rc : sandbox_begin_standby(&bake->sb, &member, err);
+	rc = rc ? rc : sandbox_wait_ready(&bake->sb, WARM_UP_MS, err);
+	rc = rc ? rc
+	        : sandbox_call(&bake->sb,
+	                       json_pack("{s:s, s:s, s:b}", "cmd", "workset", "dir", bake->snap,
+	                                 "later", 1),
+	                       -1, 60000, NULL, err);
+	sandbox_close(&bake->sb);
+	return rc ? err_wrap(err, "record the warm-up's working set") : 0;
+}
+
 /* The trial runs are then what a user's will be. */
 static int settle_memory(struct bake *bake, struct err *err)
 {
@@ -400,6 +422,7 @@ static int bake_all(struct bake *bake, struct bake_result *result, struct err *e
 	if (!rc)
 		on_phase(bake, "working set");
 	rc = rc ? rc : record_workset(bake, err);
+	rc = rc ? rc : record_later(bake, err);
 	rc = rc ? rc : settle_memory(bake, err);
 	if (!rc)
 		on_phase(bake, "trial runs");

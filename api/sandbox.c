@@ -1,31 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/sandbox.h"
 
-#include "api/paths.h"
+#include "api/monitor.h"
+#include "api/zygote.h"
 #include "core/own.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/pidfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 
-#define CONTROL_FD     3
-#define LINE_MAX_BYTES (64u << 10)
 /* The mailbox's request area is 16 pages; what the wake needs beside id and environment is less than this. */
 #define MAILBOX_BYTES (16u * 4096u - 512u)
 #define WAIT_FDS_MAX  16
 #define THAW_MS       30000
 
-enum pending { PENDING_CALL = 1, PENDING_THAW, PENDING_CONNECT };
+enum pending { PENDING_CALL = 1, PENDING_THAW, PENDING_CONNECT, PENDING_SHELL, PENDING_STANDBY };
 
 uint64_t clock_ns(void)
 {
@@ -66,17 +61,6 @@ static void stream_flush(struct stream *s)
 	}
 }
 
-static int pair_open(int *ours, int *theirs, struct err *err)
-{
-	int sv[2];
-
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv))
-		return err_set(err, -errno, "socket pair: %s", strerror(errno));
-	*ours = sv[0];
-	*theirs = sv[1];
-	return 0;
-}
-
 /* --- control lines ------------------------------------------------------------------------- */
 
 static void lose(struct sandbox *sb, const char *reason, const char *detail)
@@ -94,18 +78,6 @@ static const char *member(const json_t *json, const char *name)
 	return text ? text : "";
 }
 
-static int refused(const json_t *answer, struct err *err)
-{
-	if (json_is_true(json_object_get(answer, "ok")))
-		return 0;
-	(void)err_set(err, -EREMOTEIO, "%s",
-	              *member(answer, "error") ? member(answer, "error")
-	                                       : "the monitor refused without a reason");
-	if (*member(answer, "remedy"))
-		(void)err_remedy(err, "%s", member(answer, "remedy"));
-	return -EREMOTEIO;
-}
-
 static unsigned port_of(const json_t *answer, const char *name, unsigned otherwise)
 {
 	json_int_t port = json_integer_value(json_object_get(answer, name));
@@ -117,6 +89,8 @@ static void on_event(struct sandbox *sb, const json_t *line, const char *event)
 {
 	if (!strcmp(event, "parked"))
 		sb->parked = true;
+	else if (!strcmp(event, "standby"))
+		sb->ready = true;
 	else if (!strcmp(event, "first-done"))
 		sb->first_done = true;
 	else if (!strcmp(event, "exit"))
@@ -133,14 +107,17 @@ static void on_answer(struct sandbox *sb, json_t *line)
 	if (kind == PENDING_CALL) {
 		json_decref(sb->answer);
 		sb->answer = json_incref(line);
+	} else if (kind == PENDING_CONNECT) {
+		; /* a refusal shows as a closed stream to whoever opened it */
+	} else if (monitor_refused(line, &sb->fail)) {
+		return;
+	} else if (kind == PENDING_SHELL) {
+		sb->ready = true; /* a standby's readiness is an event of its own */
 	} else if (kind == PENDING_THAW) {
-		if (refused(line, &sb->fail))
-			return;
 		sb->thawed = json_incref(line);
 		sb->port = port_of(line, "port", sb->port);
 		sb->agent_port = port_of(line, "agent_port", sb->agent_port);
 	}
-	/* A refused connect shows as a closed stream to whoever opened it. */
 }
 
 /* Parses what has arrived: whole lines only. */
@@ -163,7 +140,7 @@ static void take_lines(struct sandbox *sb)
 			on_answer(sb, line);
 		json_decref(line);
 	}
-	if (b->len - b->pos > LINE_MAX_BYTES)
+	if (b->len - b->pos > MONITOR_LINE_MAX)
 		lose(sb, "the monitor sent a line without an end", "");
 }
 
@@ -202,134 +179,33 @@ static int gone(struct sandbox *sb, struct err *err)
 static int send_line(struct sandbox *sb, const json_t *line, int fd, enum pending kind,
                      struct err *err)
 {
-	own_free char *text = json_dumps(line, JSON_COMPACT);
-	size_t len = text ? strlen(text) : 0, sent = 0;
+	int rc;
 
-	if (!text)
-		return err_set(err, -ENOMEM, "no memory for a control line");
-	if (len + 1 > LINE_MAX_BYTES)
-		return err_set(err, -EMSGSIZE,
-		               "a control line of %zu bytes is over the limit of %u", len,
-		               LINE_MAX_BYTES);
 	if (sb->nr_pending == SANDBOX_PENDING_MAX)
 		return err_set(err, -EBUSY, "too many commands without an answer");
-	text[len++] = '\n';
-	while (sent < len) {
-		union {
-			char buf[CMSG_SPACE(sizeof(int))];
-			struct cmsghdr align;
-		} ctl = { 0 };
-		struct iovec iov = { text + sent, len - sent };
-		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-		ssize_t n;
-
-		if (fd >= 0 && !sent) {
-			msg.msg_control = ctl.buf;
-			msg.msg_controllen = sizeof(ctl.buf);
-			CMSG_FIRSTHDR(&msg)->cmsg_level = SOL_SOCKET;
-			CMSG_FIRSTHDR(&msg)->cmsg_type = SCM_RIGHTS;
-			CMSG_FIRSTHDR(&msg)->cmsg_len = CMSG_LEN(sizeof(int));
-			memcpy(CMSG_DATA(CMSG_FIRSTHDR(&msg)), &fd, sizeof(int));
-		}
-		n = sendmsg(sb->control_fd, &msg, MSG_NOSIGNAL);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return gone(sb, err);
-		sent += (size_t)n;
-	}
-	sb->pending[sb->nr_pending++] = (uint8_t)kind;
-	return 0;
+	rc = monitor_send(sb->control_fd, line, &fd, fd >= 0, err);
+	if (rc == -EPIPE || rc == -ECONNRESET)
+		return gone(sb, err);
+	if (!rc)
+		sb->pending[sb->nr_pending++] = (uint8_t)kind;
+	return rc;
 }
 
 /* --- the monitor's process ------------------------------------------------------------------- */
 
-/* The last line of the monitor's log, without its newline. */
-static void last_log_line(int fd, char *line, size_t size)
-{
-	off_t end = fd >= 0 ? lseek(fd, 0, SEEK_CUR) : 0;
-	off_t from = end > (off_t)size - 1 ? end - (off_t)size + 1 : 0;
-	ssize_t n = end ? pread(fd, line, size - 1, from) : 0;
-	char *start;
-
-	line[n > 0 ? n : 0] = '\0';
-	while (n > 0 && line[n - 1] == '\n')
-		line[--n] = '\0';
-	start = strrchr(line, '\n');
-	if (start)
-		memmove(line, start + 1, strlen(start));
-}
-
 int sandbox_why_lost(struct sandbox *sb, struct err *err)
 {
-	struct pollfd pfd = { .fd = sb->pid_fd, .events = POLLIN };
-	siginfo_t info = { 0 };
-	char line[200], words[64];
+	char how[300], words[320];
 
 	/* The socket closes a moment before the process can be waited for. */
-	if (!sb->lost.code && sb->pid && poll(&pfd, 1, 2000) == 1 &&
-	    !waitid(P_PIDFD, (id_t)sb->pid_fd, &info, WEXITED | WNOWAIT)) {
-		last_log_line(sb->log_fd, line, sizeof(line));
-		if (info.si_code == CLD_EXITED)
-			(void)snprintf(words, sizeof(words), "its monitor exited with code %d",
-			               info.si_status);
-		else
-			(void)snprintf(words, sizeof(words),
-			               "its monitor was killed by signal %d (SIG%s)",
-			               info.si_status, sigabbrev_np(info.si_status));
-		lose(sb, words, info.si_code == CLD_EXITED ? line : "");
+	if (!sb->lost.code && monitor_ended(sb->pid_fd, sb->log_fd, 2000, how, sizeof(how))) {
+		(void)snprintf(words, sizeof(words), "its monitor %s", how);
+		lose(sb, words, "");
 	}
 	lose(sb, "its monitor closed the control socket", "");
 	if (err)
 		*err = sb->lost;
 	return sb->lost.code;
-}
-
-/* A descriptor above those that the child's set-up writes over. */
-static int fd_high(int fd)
-{
-	int high;
-
-	if (fd < 0 || fd > CONTROL_FD)
-		return fd;
-	high = fcntl(fd, F_DUPFD_CLOEXEC, CONTROL_FD + 1);
-	close(fd);
-	return high;
-}
-
-static int spawn(struct sandbox *sb, const char *path, int control, struct err *err)
-{
-	char arg0[] = "thawbox-vmm", arg1[] = "--control-fd", arg2[] = "3";
-	char *argv[] = { arg0, arg1, arg2, NULL };
-	posix_spawn_file_actions_t fa;
-	posix_spawnattr_t attr;
-	sigset_t none, all;
-	int rc;
-
-	posix_spawn_file_actions_init(&fa);
-	posix_spawnattr_init(&attr);
-	sigemptyset(&none);
-	sigfillset(&all);
-	posix_spawnattr_setsigmask(&attr, &none);
-	posix_spawnattr_setsigdefault(&attr, &all);
-	/* Its own session: a Ctrl-C at our terminal is ours to handle, not the monitor's. */
-	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK |
-	                                        POSIX_SPAWN_SETSIGDEF);
-	rc = posix_spawn_file_actions_addopen(&fa, 0, "/dev/null", O_RDWR, 0);
-	rc = rc ? rc : posix_spawn_file_actions_adddup2(&fa, 0, 1);
-	if (!rc && sb->log_fd >= 0)
-		rc = posix_spawn_file_actions_adddup2(&fa, sb->log_fd, 2);
-	rc = rc ? rc : posix_spawn_file_actions_adddup2(&fa, control, CONTROL_FD);
-	rc = rc ? rc : posix_spawn_file_actions_addclosefrom_np(&fa, CONTROL_FD + 1);
-	rc = rc ? rc : posix_spawn(&sb->pid, path, &fa, &attr, argv, environ);
-	posix_spawn_file_actions_destroy(&fa);
-	posix_spawnattr_destroy(&attr);
-	if (rc) {
-		sb->pid = 0;
-		(void)err_set(err, -rc, "start %s: %s", path, strerror(rc));
-		return err_remedy(err, "build it (make build), or set THAWBOX_VMM to its path");
-	}
-	return 0;
 }
 
 void sandbox_init(struct sandbox *sb)
@@ -349,27 +225,39 @@ static int prepare(struct sandbox *sb, const struct sandbox_spec *spec, int *the
 {
 	sb->intr_fd = spec->intr_fd;
 	if (!spec->verbose)
-		sb->log_fd = fd_high(memfd_create("thawbox-vmm.log", MFD_CLOEXEC));
-	return pair_open(&sb->control_fd, theirs, err);
+		sb->log_fd = monitor_log();
+	return monitor_pair(&sb->control_fd, theirs, err);
+}
+
+static int launch_program(struct sandbox *sb, const struct sandbox_spec *spec, int control,
+                          struct err *err)
+{
+	char path[PATHS_MAX];
+	struct monitor_start how = { .path = path, .control_fd = control, .log_fd = sb->log_fd };
+	int rc = monitor_find(path, spec->vmm, err);
+
+	sb->start_ns = clock_ns();
+	return rc ? rc : monitor_start(&how, &sb->pid, &sb->pid_fd, err);
+}
+
+static int launch_fork(struct sandbox *sb, struct zygote *zygote, int control, struct err *err)
+{
+	int rc;
+
+	sb->start_ns = clock_ns();
+	rc = zygote_spawn(zygote, control, sb->log_fd, &sb->pid, err);
+	if (rc)
+		return rc;
+	sb->pid_fd = pidfd_open(sb->pid, 0); /* our child: its pid is its own until we reap it */
+	if (sb->pid_fd < 0)
+		return err_set(err, -errno, "pidfd of thawbox-vmm: %s", strerror(errno));
+	return 0;
 }
 
 static int launch(struct sandbox *sb, const struct sandbox_spec *spec, int control, struct err *err)
 {
-	char path[PATHS_MAX];
-	int rc = 0;
-
-	if (spec->vmm)
-		(void)snprintf(path, sizeof(path), "%s", spec->vmm);
-	else
-		rc = paths_vmm(path, err);
-	sb->start_ns = clock_ns();
-	rc = rc ? rc : spawn(sb, path, control, err);
-	if (rc)
-		return rc;
-	sb->pid_fd = pidfd_open(sb->pid, 0);
-	if (sb->pid_fd < 0)
-		return err_set(err, -errno, "pidfd of thawbox-vmm: %s", strerror(errno));
-	return 0;
+	return spec->zygote ? launch_fork(sb, spec->zygote, control, err)
+	                    : launch_program(sb, spec, control, err);
 }
 
 int sandbox_start(struct sandbox *sb, const struct sandbox_spec *spec, struct err *err)
@@ -379,16 +267,38 @@ int sandbox_start(struct sandbox *sb, const struct sandbox_spec *spec, struct er
 
 	sandbox_init(sb);
 	rc = prepare(sb, spec, &control, err);
-	control = fd_high(control);
 	rc = rc ? rc : launch(sb, spec, control, err);
 	if (rc)
 		sandbox_close(sb);
 	return rc;
 }
 
+static int begin(struct sandbox *sb, const char *cmd, enum pending kind,
+                 const struct member_spec *spec, struct err *err)
+{
+	json_t *line = json_pack("{s:s, s:s*, s:s*, s:b, s:b}", "cmd", cmd, "dir", spec->dir,
+	                         "overlay_dir", spec->overlay_dir, "warm", spec->warm, "record",
+	                         spec->record);
+	int rc = line ? send_line(sb, line, -1, kind, err)
+	              : err_set(err, -EINVAL, "%s: a path is not UTF-8", cmd);
+
+	json_decref(line);
+	return rc;
+}
+
+int sandbox_begin_shell(struct sandbox *sb, const struct member_spec *spec, struct err *err)
+{
+	return begin(sb, "shell", PENDING_SHELL, spec, err);
+}
+
+int sandbox_begin_standby(struct sandbox *sb, const struct member_spec *spec, struct err *err)
+{
+	return begin(sb, "standby", PENDING_STANDBY, spec, err);
+}
+
 static json_t *thaw_line(const struct thaw_spec *thaw)
 {
-	json_t *line = json_pack("{s:s, s:s}", "cmd", "thaw", "dir", thaw->dir);
+	json_t *line = json_pack("{s:s, s:s*}", "cmd", "thaw", "dir", thaw->dir);
 	char id[24] = "thawbox";
 	uint64_t bits = 0;
 
@@ -411,54 +321,78 @@ static json_t *thaw_line(const struct thaw_spec *thaw)
 	return line;
 }
 
-/* Writes the thaw line, and the first request into a stream of its own where it fits the mailbox. */
-static int queue_thaw(struct sandbox *sb, const json_t *line, const json_t *env,
-                      const json_t *request, struct err *err)
+/* Writes the request into a stream that goes with the thaw, where it fits the mailbox. */
+static int queue_first(struct sandbox *sb, const json_t *env, const json_t *request, int *theirs,
+                       struct err *err)
 {
 	own_free char *wake = env ? json_dumps(env, JSON_COMPACT) : NULL;
-	own_fd int theirs = -1;
-	int rc;
+	int rc = stream_send(&sb->kernel, FRAME_REQUEST, request);
 
-	if (request) {
-		rc = stream_send(&sb->kernel, FRAME_REQUEST, request);
-		if (rc)
-			return err_set(err, rc, "the request is too long");
-	}
-	if (!request || sb->kernel.out.len + (wake ? strlen(wake) : 0) > MAILBOX_BYTES) {
+	if (rc)
+		return err_set(err, rc, "the request is too long");
+	if (sb->kernel.out.len + (wake ? strlen(wake) : 0) > MAILBOX_BYTES) {
 		bytes_free(&sb->kernel.out);
-		return send_line(sb, line, -1, PENDING_THAW, err);
+		return 0;
 	}
-	rc = pair_open(&sb->kernel.fd, &theirs, err);
+	rc = monitor_pair(&sb->kernel.fd, theirs, err);
 	if (rc)
 		return rc;
 	stream_flush(&sb->kernel);
 	sb->first_pending = sb->first_sent = true;
-	return send_line(sb, line, theirs, PENDING_THAW, err);
+	return 0;
+}
+
+static int queue_thaw(struct sandbox *sb, const struct thaw_spec *thaw, const json_t *request,
+                      struct err *err)
+{
+	json_t *line = thaw_line(thaw);
+	own_fd int theirs = -1;
+	int rc = line ? 0 : err_set(err, -EINVAL, "%s: not UTF-8", thaw->dir);
+
+	if (!rc && request)
+		rc = queue_first(sb, thaw->env, request, &theirs, err);
+	sb->start_ns = clock_ns();
+	rc = rc ? rc : send_line(sb, line, theirs, PENDING_THAW, err);
+	json_decref(line);
+	return rc;
+}
+
+/* A request that did not fit the mailbox opens its stream when the thaw's answer has named the port. */
+static int queue_late(struct sandbox *sb, const json_t *request, struct err *err)
+{
+	int rc;
+
+	if (!request || sb->first_pending)
+		return 0;
+	rc = sandbox_open_kernel(sb, err);
+	if (!rc && stream_send(&sb->kernel, FRAME_REQUEST, request))
+		rc = err_set(err, -ENOMEM, "no memory for the request");
+	sb->first_pending = !rc;
+	return rc;
 }
 
 int sandbox_thaw(struct sandbox *sb, const struct sandbox_spec *spec, const struct thaw_spec *thaw,
                  const json_t *request, struct err *err)
 {
-	json_t *line = thaw_line(thaw);
 	own_fd int control = -1;
 	int rc;
 
 	sandbox_init(sb);
-	rc = line ? prepare(sb, spec, &control, err)
-	          : err_set(err, -EINVAL, "%s: not UTF-8", thaw->dir);
-	control = fd_high(control);
-	rc = rc ? rc : queue_thaw(sb, line, thaw->env, request, err);
-	json_decref(line);
+	rc = prepare(sb, spec, &control, err);
+	rc = rc ? rc : queue_thaw(sb, thaw, request, err);
 	rc = rc ? rc : launch(sb, spec, control, err);
-	if (!rc && request && !sb->first_pending) {
-		rc = sandbox_open_kernel(sb, err);
-		if (!rc && stream_send(&sb->kernel, FRAME_REQUEST, request))
-			rc = err_set(err, -ENOMEM, "no memory for the request");
-		sb->first_pending = !rc;
-	}
+	rc = rc ? rc : queue_late(sb, request, err);
 	if (rc)
 		sandbox_close(sb);
 	return rc;
+}
+
+int sandbox_take(struct sandbox *sb, const struct thaw_spec *thaw, const json_t *request,
+                 struct err *err)
+{
+	int rc = queue_thaw(sb, thaw, request, err);
+
+	return rc ? rc : queue_late(sb, request, err);
 }
 
 void sandbox_kill(struct sandbox *sb, const char *why)
@@ -470,15 +404,7 @@ void sandbox_kill(struct sandbox *sb, const char *why)
 
 void sandbox_close(struct sandbox *sb)
 {
-	siginfo_t info;
-
-	if (sb->pid && sb->pid_fd >= 0) {
-		(void)pidfd_send_signal(sb->pid_fd, SIGKILL, NULL, 0);
-		(void)waitid(P_PIDFD, (id_t)sb->pid_fd, &info, WEXITED);
-	} else if (sb->pid) {
-		(void)kill(sb->pid, SIGKILL);
-		(void)waitid(P_PID, (id_t)sb->pid, &info, WEXITED);
-	}
+	monitor_end(sb->pid, sb->pid_fd);
 	own_close_fd(&sb->pid_fd);
 	own_close_fd(&sb->control_fd);
 	own_close_fd(&sb->log_fd);
@@ -587,7 +513,7 @@ int sandbox_call(struct sandbox *sb, json_t *line, int fd, int timeout_ms, json_
 	}
 	if (rc)
 		return rc;
-	rc = refused(sb->answer, err);
+	rc = monitor_refused(sb->answer, err);
 	if (!rc && answer)
 		*answer = json_incref(sb->answer);
 	return rc;
@@ -607,6 +533,20 @@ int sandbox_wait_thawed(struct sandbox *sb, int timeout_ms, struct err *err)
 	return 0;
 }
 
+int sandbox_wait_ready(struct sandbox *sb, int timeout_ms, struct err *err)
+{
+	while (!sb->ready) {
+		int rc = sandbox_wait(sb, NULL, 0, NULL, 0, timeout_ms, err);
+
+		if (rc < 0)
+			return rc;
+		if (!rc)
+			return err_set(err, -ETIMEDOUT, "it was not ready within %d ms",
+			               timeout_ms);
+	}
+	return 0;
+}
+
 int sandbox_open(struct sandbox *sb, struct stream *s, unsigned port, struct err *err)
 {
 	json_t *line = json_pack("{s:s, s:i}", "cmd", "connect", "port", (int)port);
@@ -620,7 +560,7 @@ int sandbox_open(struct sandbox *sb, struct stream *s, unsigned port, struct err
 	 */
 	if (sb->nr_pending && sb->pending[0] == PENDING_THAW && !sb->first_sent)
 		rc = sandbox_wait_thawed(sb, THAW_MS, err);
-	rc = rc ? rc : pair_open(&s->fd, &theirs, err);
+	rc = rc ? rc : monitor_pair(&s->fd, &theirs, err);
 	rc = rc ? rc : send_line(sb, line, theirs, PENDING_CONNECT, err);
 	json_decref(line);
 	if (rc)

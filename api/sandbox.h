@@ -48,24 +48,28 @@ struct sandbox {
 	struct err lost; /* code 0: alive */
 
 	bool parked;        /* event seen */
+	bool ready;         /* a shell or a standby: sandbox_take() may come */
 	bool first_done;    /* event seen */
 	bool first_sent;    /* a stream went with the thaw */
 	bool first_pending; /* the first cell is under way; cell_run() takes its answer */
 	unsigned port;      /* of the default context */
 	unsigned agent_port;
-	uint64_t start_ns; /* CLOCK_MONOTONIC, just before the monitor was started */
+	uint64_t start_ns; /* CLOCK_MONOTONIC, just before the monitor was started, or taken */
 	struct stream kernel;
 };
 
+struct zygote;
+
 /* How to start the monitor. */
 struct sandbox_spec {
-	const char *vmm; /* NULL: $THAWBOX_VMM, beside this program, libexec, PATH */
-	bool verbose;    /* the monitor's log goes to our standard error */
-	int intr_fd;     /* as in struct sandbox; -1: none */
+	struct zygote *zygote; /* borrowed: it forks the monitor; NULL: `vmm` is executed */
+	const char *vmm;       /* NULL: $THAWBOX_VMM, beside this program, libexec, PATH */
+	bool verbose; /* the monitor's log goes to our standard error; of a fork: where the zygote's goes */
+	int intr_fd; /* as in struct sandbox; -1: none */
 };
 
 struct thaw_spec {
-	const char *dir; /* the snapshot */
+	const char *dir; /* the snapshot; NULL: the one that the zygote, or the member, has open */
 	const char
 		*overlay_dir; /* a directory for the unnamed private disk; NULL: none is needed */
 	const char *id;       /* NULL: a random one */
@@ -84,6 +88,30 @@ void sandbox_init(struct sandbox *sb);
 
 /* Starts a monitor that awaits commands. On error nothing is left. sandbox_close() ends it. */
 NODISCARD int sandbox_start(struct sandbox *sb, const struct sandbox_spec *spec, struct err *err);
+
+/*
+ * Makes a sandbox that is nobody's yet of a monitor that was just started, for sandbox_take(): a shell has VM
+ * and devices, a standby also a guest that has run and stands still. Only sends the command: sb->control_fd
+ * becomes readable when there is news for sandbox_wait_ready().
+ */
+struct member_spec {
+	const char *dir, *overlay_dir; /* as in struct thaw_spec */
+	bool warm;   /* a standby whose guest has run the template's warm-up, and so has the pages of real cells */
+	bool record; /* a standby whose monitor will be asked for the working set */
+};
+NODISCARD int sandbox_begin_shell(struct sandbox *sb, const struct member_spec *spec,
+                                  struct err *err);
+NODISCARD int sandbox_begin_standby(struct sandbox *sb, const struct member_spec *spec,
+                                    struct err *err);
+/* Waits for it to be ready. -ETIMEDOUT; with 0 ms it only looks. Other errors as of sandbox_wait(). */
+NODISCARD int sandbox_wait_ready(struct sandbox *sb, int timeout_ms, struct err *err);
+
+/*
+ * Thaws a shell or a standby that is ready; otherwise as sandbox_thaw(). After an error there is nothing to be
+ * done with it but sandbox_close().
+ */
+NODISCARD int sandbox_take(struct sandbox *sb, const struct thaw_spec *thaw, const json_t *request,
+                           struct err *err);
 
 /*
  * Starts a monitor with its thaw command already in the socket. `request` (borrowed; NULL: none) is

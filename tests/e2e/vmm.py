@@ -6,6 +6,7 @@ import array
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -103,12 +104,15 @@ class Vmm:
 
     def __init__(self, program: Path, *args: str, env: dict[str, str] | None = None):
         self.sock, child = socket.socketpair()
+        self.started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.events: list[dict] = []
         self._buffer = b""
-        self.started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         with child:
-            self.process = subprocess.Popen([program, "--control-fd", str(child.fileno()), *args],
-                                            pass_fds=[child.fileno()], stderr=subprocess.PIPE, env=env)
+            self.process = self._start(child, program, *args, env=env)
+
+    def _start(self, child: socket.socket, program: Path, *args: str, env: dict[str, str] | None):
+        return subprocess.Popen([program, "--control-fd", str(child.fileno()), *args], pass_fds=[child.fileno()],
+                                stderr=subprocess.PIPE, env=env)
 
     def __enter__(self) -> Vmm:
         return self
@@ -135,10 +139,11 @@ class Vmm:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return json.loads(line)
 
-    def call(self, command: str, *, fd: int | None = None, timeout: float = 60, **members) -> dict:
+    def call(self, command: str, *, fd: int | list[int] | None = None, timeout: float = 60, **members) -> dict:
         """Sends a command and returns its answer; events that come first are kept in `events`."""
         line = json.dumps({"cmd": command, **members}).encode() + b"\n"
-        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        fds = [fd] if isinstance(fd, int) else fd
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.sock.sendmsg([line], rights)
         while True:
             answer = self._line(timeout)
@@ -193,6 +198,71 @@ class Vmm:
             elif parts[0] in ("Private_Dirty:", "Private_Clean:"):
                 usage[name] = usage.get(name, 0) + int(parts[1])
         return usage
+
+
+class Child:
+    """A child of ours that another process has forked: what is needed here of subprocess.Popen."""
+
+    def __init__(self, pid: int, stderr):
+        self.pid, self.stderr, self.returncode = pid, stderr, None
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        return self._reap(os.WNOHANG)
+
+    def _reap(self, flags: int) -> int | None:
+        if self.returncode is None and (end := os.waitid(os.P_PID, self.pid, os.WEXITED | flags)):
+            self.returncode = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            os.close(self._pidfd)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not select.select([self._pidfd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("thawbox-vmm", timeout)
+        return self._reap(0)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Forked(Vmm):
+    """A monitor that a zygote has forked."""
+
+    def _start(self, child: socket.socket, zygote: Zygote, **_) -> Child:
+        read, write = os.pipe()
+        try:
+            return Child(zygote.call("spawn", fd=[child.fileno(), write])["pid"], open(read, "rb"))
+        finally:
+            os.close(write)
+
+
+class Zygote(Vmm):
+    """One thawbox-vmm --zygote with a snapshot open."""
+
+    def __init__(self, program: Path, directory: Path, env: dict[str, str] | None = None):
+        super().__init__(program, "--zygote", env=env)
+        try:
+            self.call("open", dir=str(directory))
+        except VmmError:
+            self.__exit__()
+            raise
+
+    def fork(self) -> Forked:
+        return Forked(self)
+
+    def shell(self) -> Forked:
+        """A member of a pool of shells, ready."""
+        member = self.fork()
+        member.call("shell", overlay_dir="/tmp")
+        return member
+
+    def standby(self) -> Forked:
+        """A member of a pool of standbys, ready."""
+        member = self.fork()
+        member.call("standby", overlay_dir="/tmp")
+        member.event("standby")
+        return member
 
 
 def marked_processes(mark: str) -> list[tuple[int, str]]:
