@@ -176,9 +176,10 @@ demo: packages
 	$(Q)$(MAKE) --no-print-directory template
 	$(Q)examples/sales/demo.sh $(B)/thawbox $(BUILD)/demo
 
-## bench         short measurement: CSV, figures of docs/benchmarks.md, plot
+## bench         the suite in short (RUNS=100), refreshes the figures in docs/; PEERS='--firecracker PATH' beside peers
+RUNS ?= 100
 bench: template
-	$(Q)$(PYTHON) bench/bench.py $(B)/thaw $(BUILD)/bench
+	$(Q)$(PYTHON) bench/bench.py $(B) $(BUILD)/bench $(RUNS) $(PEERS)
 
 # ---- checks ---------------------------------------------------------------------------------------
 

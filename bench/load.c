@@ -83,7 +83,7 @@ static void take_display(const struct frame *frame, char *value, size_t size)
 	json_decref(display);
 }
 
-static int take_result(const struct frame *frame, struct err *err)
+static int take_result(const struct frame *frame, bool raises, struct err *err)
 {
 	json_t *result = frame_json(frame->data, frame->len);
 	const char *status = json_string_value(json_object_get(result, "status"));
@@ -91,7 +91,9 @@ static int take_result(const struct frame *frame, struct err *err)
 		json_string_value(json_object_get(json_object_get(result, "error"), "value"));
 	int rc = 0;
 
-	if (!status || strcmp(status, "ok") != 0)
+	if (raises && status && strcmp(status, "ok") == 0)
+		rc = err_set(err, -EREMOTEIO, "the cell did not fail");
+	else if (!raises && (!status || strcmp(status, "ok") != 0))
 		rc = err_set(err, -EREMOTEIO, "the cell failed: %s",
 		             value ? value : "no reason given");
 	json_decref(result);
@@ -99,7 +101,7 @@ static int take_result(const struct frame *frame, struct err *err)
 }
 
 /* Reads frames up to RESULT; *end_ns is when its last byte was here, before it is looked into. */
-static int await_result(struct sandbox *sb, uint64_t *end_ns, char *value, size_t size,
+static int await_result(struct sandbox *sb, bool raises, uint64_t *end_ns, char *value, size_t size,
                         struct err *err)
 {
 	struct stream *streams[] = { &sb->kernel };
@@ -112,7 +114,7 @@ static int await_result(struct sandbox *sb, uint64_t *end_ns, char *value, size_
 			if (frame.type == FRAME_DISPLAY)
 				take_display(&frame, value, size);
 			else if (frame.type == FRAME_RESULT)
-				return take_result(&frame, err);
+				return take_result(&frame, raises, err);
 		}
 		if (rc < 0)
 			return err_set(err, rc, "the guest's stream breaks the protocol");
@@ -176,7 +178,7 @@ static int run_once(struct load *load, uint64_t start_ns, struct load_run *run, 
 	json_decref(request);
 	if (rc)
 		return rc;
-	rc = await_result(&sb, &run->end_ns, value, sizeof(value), err);
+	rc = await_result(&sb, spec->raises, &run->end_ns, value, sizeof(value), err);
 	run->start_ns = start_ns ? start_ns : sb.start_ns;
 	if (!rc && !spec->cell && strcmp(value, want) != 0)
 		rc = err_set(err, -EREMOTEIO, "%s gave \"%s\"", sum, value);

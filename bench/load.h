@@ -61,6 +61,7 @@ struct load_spec {
 	double arrive; /* per second, at random; the clock starts at the arrival. 0: one follows another */
 	double age_s;
 	const char *cell; /* NULL: a random sum */
+	bool raises;      /* the cell must end in an error */
 	const char *dir;
 };
 

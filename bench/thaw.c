@@ -33,13 +33,14 @@ static const char usage[] =
 	"  --runs N         how many (default 100)\n"
 	"  --at-once N      that many start together, then the next (default 1)\n"
 	"  --burst N        as --at-once, with one clock for all: it starts when they are "
-        "released\n"
+	"released\n"
 	"  --arrive RATE    they come at random (Poisson), that many a second, whether or not the "
-        "ones\n"
+	"ones\n"
 	"                   before are done; the clock of each starts when it should have come\n"
 	"  --cache hot|cold page cache: as it is after a run, or dropped before each run (default "
 	"hot)\n"
 	"  --cell CODE      another first cell; only its success is checked\n"
+	"  --raises         that cell must end in an error: the time to its traceback\n"
 	"  --age S          treat the snapshot as S seconds older than it is\n"
 	"  --template T     name, or the directory of a snapshot (default code-interpreter)\n"
 	"  --csv FILE       writes one line a run\n"
@@ -109,7 +110,7 @@ static const char *parse_one(int o, const char *value, struct options *opt)
 	case 'm':
 		return parse_mode(value, &load->mode)
 		               ? NULL
-		               : "--mode must be exec, fresh, shell or standby";
+		               : "--mode must be exec, fresh, shell, standby or warm";
 	case 'c':
 		load->cold = strcmp(value, "cold") == 0;
 		return load->cold || strcmp(value, "hot") == 0 ? NULL
@@ -139,6 +140,8 @@ static const char *conflict(const struct load_spec *load)
 		return "--arrive goes without --cache cold: nobody can drop it between arrivals";
 	if (load->pool && !load_is_pooled(load->mode))
 		return "--pool is for --mode shell and standby";
+	if (load->raises && !load->cell)
+		return "--raises is for a --cell";
 	if (load->mode >= LOAD_STANDBY && load->cold)
 		return "--mode standby goes without --cache cold: those that wait hold the pages";
 	if (load->mode >= LOAD_STANDBY && load->age_s > 0)
@@ -150,13 +153,21 @@ static const char *conflict(const struct load_spec *load)
 static int parse(int argc, char **argv, struct options *opt)
 {
 	static const struct option options[] = {
-		{ "runs", 1, NULL, 'n' },   { "mode", 1, NULL, 'm' },
-		{ "pool", 1, NULL, 'p' },   { "cache", 1, NULL, 'c' },
-		{ "burst", 1, NULL, 'b' },  { "at-once", 1, NULL, 'a' },
-		{ "arrive", 1, NULL, 'r' }, { "cell", 1, NULL, 'e' },
-		{ "age", 1, NULL, 'g' },    { "template", 1, NULL, 't' },
-		{ "csv", 1, NULL, 'o' },    { "json", 0, NULL, 'j' },
-		{ "help", 0, NULL, 'h' },   { 0 },
+		{ "runs", 1, NULL, 'n' },
+		{ "mode", 1, NULL, 'm' },
+		{ "pool", 1, NULL, 'p' },
+		{ "cache", 1, NULL, 'c' },
+		{ "burst", 1, NULL, 'b' },
+		{ "at-once", 1, NULL, 'a' },
+		{ "arrive", 1, NULL, 'r' },
+		{ "cell", 1, NULL, 'e' },
+		{ "age", 1, NULL, 'g' },
+		{ "template", 1, NULL, 't' },
+		{ "csv", 1, NULL, 'o' },
+		{ "json", 0, NULL, 'j' },
+		{ "raises", 0, NULL, 'x' },
+		{ "help", 0, NULL, 'h' },
+		{ 0 },
 	};
 	const char *wrong;
 	int o;
@@ -168,8 +179,8 @@ static int parse(int argc, char **argv, struct options *opt)
 			(void)fputs(usage, stdout); /* nobody to tell */
 			return -1;
 		}
-		if (o == 'j') {
-			opt->json = true;
+		if (o == 'j' || o == 'x') {
+			*(o == 'j' ? &opt->json : &opt->load.raises) = true;
 			continue;
 		}
 		wrong = parse_one(o, optarg, opt);

@@ -412,10 +412,16 @@ static bool is_cold(const struct pagein *set, const struct gmem *mem)
 	unsigned char resident;
 	struct iovec iov;
 
-	for (uint32_t i = 0; i < set->nr_runs; i += step)
-		if (run_iov(mem, &set->runs[i], &iov) == 0 &&
+	for (uint32_t i = 0; i < set->nr_runs; i += step) {
+		uint32_t at = i;
+
+		/* Those for later may never have been asked for. */
+		while (at < set->nr_runs && set->runs[at].class == PAGEIN_LATER)
+			at++;
+		if (at < set->nr_runs && run_iov(mem, &set->runs[at], &iov) == 0 &&
 		    mincore(iov.iov_base, GMEM_PAGE, &resident) == 0 && !(resident & 1))
 			return true;
+	}
 	return false;
 }
 
