@@ -8,6 +8,7 @@
 #include "vmm/trace.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -271,23 +272,50 @@ static bool stand_by(struct vcpu *vcpu)
 static void *vcpu_main(void *arg)
 {
 	struct vcpu *vcpu = arg;
+	bool run;
 
 	trace_thread(TRACE_VCPU + vcpu->id);
 	trace_point("thread runs", 0);
-	while (stand_by(vcpu)) {
+	run = stand_by(vcpu);
+	/* From here on where the scheduler wants it. */
+	(void)pthread_setaffinity_np(pthread_self(), sizeof(vcpu->cpus), &vcpu->cpus);
+	for (; run; run = stand_by(vcpu)) {
 		trace_counters(TRACE_AT_RUN, vcpu);
 		run_guest(vcpu);
 	}
 	return NULL;
 }
 
+/*
+ * The starter has work of its own while the thread makes the machine: on the same CPU the two would take turns
+ * of milliseconds.
+ */
+static void start_elsewhere(struct vcpu *vcpu, pthread_attr_t *attr)
+{
+	int here = sched_getcpu();
+	cpu_set_t others;
+
+	if (sched_getaffinity(0, sizeof(vcpu->cpus), &vcpu->cpus) < 0)
+		memset(&vcpu->cpus, 0xff, sizeof(vcpu->cpus));
+	others = vcpu->cpus;
+	if (here >= 0)
+		CPU_CLR((size_t)here, &others);
+	if (CPU_COUNT(&others))
+		(void)pthread_attr_setaffinity_np(attr, sizeof(others),
+		                                  &others); /* then: anywhere */
+}
+
 int vcpu_start(struct vcpu *vcpu, struct err *err)
 {
 	struct sigaction action = { .sa_handler = on_kick };
+	pthread_attr_t attr;
 	int ret;
 
 	sigaction(kick_signal(), &action, NULL);
-	ret = pthread_create(&vcpu->thread, NULL, vcpu_main, vcpu);
+	pthread_attr_init(&attr);
+	start_elsewhere(vcpu, &attr);
+	ret = pthread_create(&vcpu->thread, &attr, vcpu_main, vcpu);
+	pthread_attr_destroy(&attr);
 	if (ret) {
 		err_set(err, -ret, "vCPU %u: no thread: %s", vcpu->id, strerror(ret));
 		return err_remedy(

@@ -46,6 +46,7 @@ struct vcpu {
 	unsigned id;
 	const struct vcpu_host *host;
 	pthread_t thread;
+	cpu_set_t cpus; /* on which the thread may run; const after start */
 	bool started;
 	struct vcpu_exits exits;
 	_Atomic int want;  /* enum vcpu_want; written under lock */

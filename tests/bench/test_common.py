@@ -343,7 +343,11 @@ def test_program_without_template(fake, capsys):
     assert "build it" in capsys.readouterr().err
 
 
-def test_plot_of_make_bench(tmp_path):
+def test_make_bench_replaces_what_stands_between_its_marks(tmp_path):
     import bench
-    bench.plot([{"name": "a", "runs": [1.0, 2.0]}, {"name": "b", "runs": [5.0]}], tmp_path / "thaw.svg")
-    assert (tmp_path / "thaw.svg").read_bytes().startswith(b"<?xml")
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- figures begin: make bench -->\nold\n<!-- figures end -->\nz\n")
+    bench.put(page, "figures", "new")
+    assert page.read_text() == "a\n<!-- figures begin: make bench -->\nnew\n<!-- figures end -->\nz\n"
+    with pytest.raises(SystemExit, match="lacks the marks"):
+        bench.put(page, "more", "new")
