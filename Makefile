@@ -71,7 +71,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 	tests/tools/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	unit unit-asan e2e test-guest layers headers mirror format format-check lint analyze size tsan hwkvm \
+	unit unit-asan e2e test-guest test-bench layers headers mirror format format-check lint analyze size tsan hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -242,6 +242,10 @@ e2e: build
 	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rsx -p no:cacheprovider $(E2E) $(if $(K),-k '$(K)')
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
+
+## test-bench    tests of the benchmarks' programs: statistics, options, small real runs
+test-bench: build
+	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/bench $(if $(K),-k '$(K)')
 
 ## tsan          the tests of tiny guests through a monitor built with ThreadSanitizer (Criterion does not run under it)
 tsan:

@@ -96,7 +96,7 @@ NODISCARD int sandbox_start(struct sandbox *sb, const struct sandbox_spec *spec,
  */
 struct member_spec {
 	const char *dir, *overlay_dir; /* as in struct thaw_spec */
-	bool warm;   /* a standby whose guest has run the template's warm-up, and so has the pages of real cells */
+	bool warm; /* a standby whose guest has run the template's warm-up, and so has the pages of real cells */
 	bool record; /* a standby whose monitor will be asked for the working set */
 };
 NODISCARD int sandbox_begin_shell(struct sandbox *sb, const struct member_spec *spec,

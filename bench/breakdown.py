@@ -454,7 +454,9 @@ def guest_share(runs: Sequence[Run], price: tuple[float, float] | None) -> dict[
     faults = statistics.median(run.counts["shadow or EPT faults"] for run in runs)
     instructions = statistics.median(run.counts["instructions interpreted"] for run in runs)
     share["us_per_fault_at_most"] = ms * 1e3 / faults if faults else None
-    if price and faults * price[0] + instructions * price[1] <= ms * 1e3:
+    if price and faults * price[0] + instructions * price[1] > ms * 1e3:
+        share["us_per_copying_fault"] = price[0]
+    elif price:
         share |= {"us_per_fault": price[0], "us_per_instruction": price[1], "faults_ms": faults * price[0] / 1e3,
                   "instructions_ms": instructions * price[1] / 1e3}
         share["user_code_ms"] = ms - share["faults_ms"] - share["instructions_ms"]
@@ -588,9 +590,10 @@ def show_guest(share: dict[str, Any], counts: dict[str, float]) -> list[str]:
         return [f"In the guest {ms:.2f} ms; this KVM counts nothing."]
     faults, instructions = counts["shadow or EPT faults"], counts["instructions interpreted"]
     if "us_per_fault" not in share:
-        at_most = share["us_per_fault_at_most"]
+        at_most, copying = share["us_per_fault_at_most"], share.get("us_per_copying_fault")
         return [f"In the guest {ms:.2f} ms: {faults:.0f} faults"
-                + (f", at most {at_most:.1f} us each." if at_most else ".")]
+                + (f", at most {at_most:.1f} us each" if at_most else "")
+                + (f" (such as copy a page: {copying:.1f})." if copying else ".")]
     return [f"In the guest {ms:.2f} ms, about:",
             f"  {share['faults_ms']:6.2f} ms  {faults:.0f} shadow or EPT faults at {share['us_per_fault']:.1f} us",
             f"  {share['instructions_ms']:6.2f} ms  {instructions:.0f} instructions of its kernel interpreted at "

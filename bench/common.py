@@ -443,8 +443,8 @@ def plot_file(text: str) -> Path:
 
 def make_parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """A parser with the options that all programs have."""
-    epilog = f"Percentiles are nearest rank: each is a run that took place. Below 100 runs p99 is the maximum.\n\n{epilog}"
-    parser = argparse.ArgumentParser(prog=f"bench/{name}.py", description=description, epilog=epilog,
+    about = "Percentiles are nearest rank: each is a run that took place. Below 100 runs p99 is the maximum."
+    parser = argparse.ArgumentParser(prog=f"bench/{name}.py", description=description, epilog=f"{about}\n\n{epilog}",
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--template", default="code-interpreter", metavar="T",
                         help="name, or the directory of a snapshot (default code-interpreter)")

@@ -93,7 +93,7 @@ int thaw_source_open(struct thaw_source **out, const char *dir, struct err *err)
 		return err_set(err, -ENAMETOOLONG, "snapshot: the path has over %zu bytes",
 		               sizeof(src->dir) - 1);
 	}
-	memcpy(src->dir, dir, strlen(dir));
+	(void)snprintf(src->dir, sizeof(src->dir), "%s", dir);
 	trace_begin("snapshot opened");
 	ret = read_source(src, dir, err);
 	trace_end("snapshot opened", 0);

@@ -2,8 +2,8 @@
 """Plays thawbox-vmm for the benchmarks' tests: takes `thaw` and `resume`, evaluates sums itself.
 
 FAKE_VMM says what it does wrong: `wrong-sum`, `leave-file`, `leave-process`, `die`, `refuse`, `crash` (the guest, in
-its cell), `hang`; `wrong-fifth` (one cell in five) and `hang-later` (no answer after 50 cells) count cells in the folder
-FAKE_COUNT.
+its cell), `hang`; `wrong-fifth` (one cell in five) and `hang-later` (no answer after 50 cells) count cells in the
+folder FAKE_COUNT.
 """
 import json
 import os

@@ -207,8 +207,9 @@ def test_sandbox_whose_monitor_is_killed_is_lost(fake):
 
 def test_sandbox_that_hangs(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VMM", "hang")
-    with Sandboxes(*places(fake), answer_s=0.3) as sandboxes, pytest.raises(TimeoutError, match=r"no answer for 0\.3 s"):
-        sandboxes.first_sum()
+    with Sandboxes(*places(fake), answer_s=0.3) as sandboxes:
+        with pytest.raises(TimeoutError, match=r"no answer for 0\.3 s"):
+            sandboxes.first_sum()
     assert sandboxes.processes() == 0
 
 

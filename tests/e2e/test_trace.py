@@ -23,7 +23,8 @@ OTHERS = {"working set begun", "working set populated", "mailbox written", "devi
 
 
 def steps_of(trace: dict) -> list[tuple[str, int, float, float]]:
-    """(name, thread, begin, end) of each step, in us; checks that they nest."""
+    """(name, thread, begin, end) of each step, in us; checks that they nest. The last exit may still be handled when
+    the trace ends, which then is its end."""
     stacks: dict[int, list] = {}
     steps = []
     for e in trace["traceEvents"]:
@@ -33,7 +34,8 @@ def steps_of(trace: dict) -> list[tuple[str, int, float, float]]:
             name, begin = stacks[e["tid"]].pop()
             assert name == e["name"] and begin <= e["ts"]
             steps.append((name, e["tid"], begin, e["ts"]))
-    return steps
+    last = max(e["ts"] for e in trace["traceEvents"] if "ts" in e)
+    return steps + [(name, thread, begin, last) for thread, stack in stacks.items() for name, begin in stack]
 
 
 def first_begin(steps: list) -> dict[str, float]:

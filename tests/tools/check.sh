@@ -33,5 +33,6 @@ if [ "${1-}" != fast ]; then
     step "threads under TSan" tsan
     step "guest kernel, root image, template" template
     step "end to end" e2e
+    step "the benchmarks' programs" test-bench
 fi
 echo "check: all passed in $((SECONDS - start)) s"

@@ -184,14 +184,18 @@ static inline void fake_agent(struct fake_stream *s)
 	struct frame_reader r = { 0 };
 	struct frame f;
 	const char *op, *path;
+	json_t *request;
 
 	if (!fake_next(&r, s->fd, &f))
 		return;
+	request = frame_json(f.data, f.len);
+	op = json_string_value(json_object_get(request, "op"));
+	path = json_string_value(json_object_get(request, "path"));
+	pthread_mutex_lock(&fake->lock);
 	json_decref(fake->last_request);
-	fake->last_request = frame_json(f.data, f.len);
-	op = json_string_value(json_object_get(fake->last_request, "op"));
-	path = json_string_value(json_object_get(fake->last_request, "path"));
+	fake->last_request = json_incref(request);
 	snprintf(fake->last_op, sizeof(fake->last_op), "%s", op ? op : "");
+	pthread_mutex_unlock(&fake->lock);
 	if (fake->deaf) {
 		while (fake_next(&r, s->fd, &f))
 			;
@@ -224,6 +228,7 @@ static inline void fake_agent(struct fake_stream *s)
 		fake_ok(s->fd);
 	}
 	frame_reader_free(&r);
+	json_decref(request);
 }
 
 static inline void *fake_serve(void *arg)
