@@ -189,7 +189,7 @@ static int add_page(struct recording *rec, uint64_t addr, enum pagein_class clas
 		last->nr_pages++;
 		return 0;
 	}
-	if (rec->nr == rec->cap) {
+	if (rec->nr == rec->cap || !rec->runs) {
 		size_t cap = rec->cap ? rec->cap * 2 : 1024;
 		struct pagein_run *grown = realloc(rec->runs, cap * sizeof(*grown));
 

@@ -99,22 +99,25 @@ def test_conditions_are_one_line(tmp_path):
 
 # ---- streams and monitors ----
 
-def test_answer_is_put_together_and_timed():
+def test_answer_is_put_together_and_timed(monkeypatch):
+    """The rest is not sent before the first byte has its time."""
+    stamped = threading.Event()
+    times = iter([10_000_000, 30_000_000])
+    monkeypatch.setattr(common, "now_ns", lambda: stamped.set() or next(times))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         def send():
-            time.sleep(0.05)
             theirs.sendall(frame(STDOUT, b"part, ")[:3])
-            time.sleep(0.05)
+            stamped.wait(10)
             theirs.sendall(frame(STDOUT, b"part, ")[3:] + frame(common.DATA, b"raw") + frame(END, b"")
                            + frame(STDOUT, b"rest") + frame(RESULT, b'{"status":"ok"}'))
 
         thread = threading.Thread(target=send)
         thread.start()
-        reply = common.collect(Stream(ours, 10), common.now_ns())
+        reply = common.collect(Stream(ours, 5), 0)
         thread.join()
     assert (reply.cell.stdout, reply.data, reply.cell.result) == (b"part, rest", b"raw", {"status": "ok"})
-    assert reply.first_byte_ms >= 45 and reply.ms - reply.first_byte_ms >= 45
+    assert (reply.first_byte_ms, reply.ms) == (10.0, 30.0)
 
 
 @pytest.mark.parametrize("sent", [b"", frame(STDOUT, b"x")])
