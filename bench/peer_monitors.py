@@ -82,9 +82,10 @@ class Interrupts:
         self._held = self._pending = False
 
     def listen(self) -> None:
-        """From now on. Main thread."""
+        """From now on; a signal that is ignored, as nohup has it, stays so. Main thread."""
         for number in self.SIGNALS:
-            signal.signal(number, self._come)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._come)
 
     def _come(self, number: int, where: object) -> None:
         for other in self.SIGNALS:

@@ -52,7 +52,8 @@ Examples:
   bench/peers.py --qemu qemu-system-x86_64 --cells sum --cache hot --json
   bench/peers.py --firecracker ~/firecracker --interpreters lean --cells sum,pandas --csv runs.csv
 
-Exit: 0 measured; 1 a peer, a guest or a result failed; 2 usage; 130 interrupted.
+Exit: 0 measured; 1 a peer, a guest or a result failed; 2 usage; 130 interrupted. What was measured before a failure is
+printed all the same.
 """
 MEMORY_MB = 512
 INTERPRETERS = {"run_cell": "\n# async", "lean": ""}
@@ -373,8 +374,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def measure_all(args: argparse.Namespace, progress: Progress) -> list[list[Run]]:
-    """Bakes what is missing, then runs every series. Raises BenchError, OSError."""
+def measure_all(args: argparse.Namespace, progress: Progress, done: list[list[Run]]) -> None:
+    """Bakes what is missing, then adds the runs of every series to `done`. Raises BenchError, OSError."""
     peers: list[Peer] = []
     if args.firecracker:
         peers.append(Firecracker(args.firecracker))
@@ -384,35 +385,49 @@ def measure_all(args: argparse.Namespace, progress: Progress) -> list[list[Run]]
     guest = find_guest(args)
     snapshots = [snapshot_of(peer, guest, args, progress) for peer in peers]
     with tempfile.TemporaryDirectory(prefix="thawbox-peers-") as room:
-        return [Bench(peer, guest, snapshot, Path(room)).measure(series, args.runs, progress.say)
-                for peer, version, snapshot in zip(peers, versions, snapshots)
-                for series in plan(peer.name, version, args)]
+        for peer, version, snapshot in zip(peers, versions, snapshots):
+            bench = Bench(peer, guest, snapshot, Path(room))
+            for series in plan(peer.name, version, args):
+                done.append(bench.measure(series, args.runs, progress.say))
+
+
+def publish(args: argparse.Namespace, about: str, done: list[list[Run]]) -> None:
+    """Writes what was measured where it was asked for. Raises OSError."""
+    rows = [row(runs) for runs in done]
+    print(json.dumps({"host": about, "rows": rows}, indent=2) if args.json else f"{about}\n\n{text(rows)}", flush=True)
+    if args.csv:
+        write_csv(args.csv, [csv_row(run) for runs in done for run in runs])
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status."""
+    """Returns the exit status. Series that were whole before a failure are published all the same."""
     args = parse(argv)
     interrupts.listen()
-    about = host.host_line()
+    about, code = host.host_line(), 0
+    done: list[list[Run]] = []
     try:
-        if not args.json:
-            print(about, end="\n\n", flush=True)
-        done = measure_all(args, Progress("peers"))
-        rows = [row(runs) for runs in done]
-        print(json.dumps({"host": about, "rows": rows}, indent=2) if args.json else text(rows), flush=True)
-        if args.csv:
-            write_csv(args.csv, [csv_row(run) for runs in done for run in runs])
+        measure_all(args, Progress("peers"), done)
     except (BenchError, OSError) as e:
-        print(f"peers: {e}", file=sys.stderr)
-        if remedy := getattr(e, "remedy", ""):
-            print(remedy, file=sys.stderr)
-        return 1
+        code = complain(e)
     except KeyboardInterrupt:
         print("peers: interrupted", file=sys.stderr)
-        return 130
+        code = 130
     finally:
         Machine.end_all()
-    return 0
+    try:
+        if done:
+            publish(args, about, done)
+    except OSError as e:
+        code = complain(e)
+    return code
+
+
+def complain(error: Exception) -> int:
+    """Says what went wrong, and the remedy where there is one. Returns the exit status."""
+    print(f"peers: {error}", file=sys.stderr)
+    if remedy := getattr(error, "remedy", ""):
+        print(remedy, file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -334,6 +334,23 @@ def test_a_wrong_result_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert "gave '" in capsys.readouterr().err
 
 
+def test_what_was_measured_before_a_failure_is_printed(bench: Bench, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture) -> None:
+    rounds = peers.Bench.round
+
+    def fails_together(self: peers.Bench, of: peers.Series, first: int) -> list[peers.Run]:
+        if of.at_once > 1:
+            raise BenchError("the second series fails")
+        return rounds(self, of, first)
+
+    monkeypatch.setattr(peers.Bench, "round", fails_together)
+    assert bench("--runs", "2", "--at-once", "2", "--csv", str(bench.tmp / "runs.csv")) == 1
+    out, err = capsys.readouterr()
+    assert "the second series fails" in err and "Firecracker, lean: sum, hot  2" in re.sub("  +", "  ", out)
+    assert "at once" not in out
+    assert len((bench.tmp / "runs.csv").read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_process_that_dies_leaves_its_last_words(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                                    at_once: int) -> None:
@@ -359,6 +376,19 @@ def test_no_such_program(bench: Bench, capsys: pytest.CaptureFixture) -> None:
     assert "/no/such/firecracker: no such program" in capsys.readouterr().err
 
 
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    others = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        peer_monitors.Interrupts().listen()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) != others[signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        for number, handler in others.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("at_once", ["0", "3"])
 def test_a_signal_leaves_nothing(bench: Bench, number: int, at_once: str) -> None:
@@ -370,7 +400,8 @@ def test_a_signal_leaves_nothing(bench: Bench, number: int, at_once: str) -> Non
             "sys.exit(peers.main(sys.argv[1:]))")
     process = subprocess.Popen([sys.executable, "-c", code, str(TOP / "bench"), *bench.argv, "--at-once", at_once],
                                env={**os.environ, "FAKE_HANG": str(hang)}, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True)
+                               stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
     try:
         while not hang.exists():
             assert process.poll() is None, process.stderr.read()
