@@ -60,7 +60,7 @@ def test_fork_bomb(thawbox):
 def test_too_much_memory(thawbox):
     result = thawbox.json("-c", "x = bytearray(3 << 30)", code=1)
     assert result["error"]["name"] == "MemoryError"
-    done = thawbox("run", "-c", "x = []\nwhile True: x.append(bytearray(b'x' * (1 << 20)))", timeout=300)
+    done = thawbox("run", "-c", "x = []\nwhile True: x.append(bytearray(b'x' * (1 << 20)))", timeout=1500)
     assert done.returncode == 1 and b"memory" in done.stderr.lower(), done.stderr
 
 
