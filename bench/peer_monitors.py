@@ -555,10 +555,8 @@ class Qmp:
                 return message["return"]
 
     def event(self, name: str) -> dict:
-        """Waits for an event, returns its data."""
+        """Waits for an event, returns its data; events before it are forgotten."""
         while True:
-            for message in self.events or [self.line()]:
-                if message in self.events:
-                    self.events.remove(message)
-                if message.get("event") == name:
-                    return message.get("data", {})
+            message = self.events.pop(0) if self.events else self.line()
+            if message.get("event") == name:
+                return message.get("data", {})

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -413,6 +414,36 @@ def test_a_signal_leaves_nothing(bench: Bench, number: int, at_once: str) -> Non
         process.communicate()
     assert process.returncode == 130
     assert words.splitlines()[-1] == "peers: interrupted"
+
+
+# ---- QEMU's monitor protocol ----
+
+def qmp_that_says(*messages: dict) -> tuple[peer_monitors.Qmp, socket.socket]:
+    """A connection to a QEMU that has said all this already, after its greeting; and QEMU's end of it."""
+    ours, theirs = socket.socketpair()
+    greeting = {"QMP": {"version": {}, "capabilities": []}}
+    theirs.sendall(b"".join(json.dumps(m).encode() + b"\r\n" for m in (greeting, {"return": {}}, *messages)))
+    return peer_monitors.Qmp(ours), theirs
+
+
+def test_events_on_the_way_to_an_answer_are_kept() -> None:
+    qmp, theirs = qmp_that_says({"event": "MIGRATION", "data": {"status": "setup"}}, {"event": "STOP"},
+                                {"return": {"n": 1}}, {"event": "MIGRATION", "data": {"status": "completed"}})
+    assert qmp.call("migrate", uri="x") == {"n": 1}
+    assert [qmp.event("MIGRATION")["status"] for _ in range(2)] == ["setup", "completed"]
+    sent = [json.loads(line) for line in theirs.recv(65536).splitlines()]
+    assert sent == [{"execute": "qmp_capabilities", "arguments": {}},
+                    {"execute": "migrate", "arguments": {"uri": "x"}}]
+
+
+def test_a_command_that_is_refused_is_told_in_qemus_words() -> None:
+    qmp, theirs = qmp_that_says({"error": {"class": "GenericError", "desc": "no such thing"}})
+    with pytest.raises(BenchError, match="QEMU refuses migrate: no such thing"):
+        qmp.call("migrate", uri="x")
+    theirs.recv(65536)
+    theirs.close()
+    with pytest.raises(EOFError):
+        qmp.event("RESUME")
 
 
 # ---- the guest's kernel, on the host ----
