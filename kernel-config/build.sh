@@ -116,7 +116,7 @@ unpack() {
 	mkdir "$WORK/src/thawbox"
 	cp "$HERE"/symbols/*.[ch] "$WORK/src/thawbox/"
 	echo 'subdir-y += thawbox' >>"$WORK/src/Kbuild"
-	echo 'targets += random.s time.s' >"$WORK/src/thawbox/Makefile"
+	echo 'targets += random.s sched.s time.s timers.s' >"$WORK/src/thawbox/Makefile"
 }
 
 # Everything off but what the file asks for. Kconfig drops silently what it does not know or what

@@ -36,10 +36,15 @@ struct symbol {
 		name, size, offsetof(struct guestsym_state, member), false \
 	}
 
+#define OPTIONAL(name, size, member)                                      \
+	{                                                                 \
+		name, size, offsetof(struct guestsym_state, member), true \
+	}
+
 static const struct symbol symbols[] = {
 	SYM("crng.key", 32, crng_key),
 	SYM("crng.generation", 8, crng_generation),
-	{ "vdso.rng_generation", 8, offsetof(struct guestsym_state, vdso_rng_generation), true },
+	OPTIONAL("vdso.rng_generation", 8, vdso_rng_generation),
 	SYM("pool.hash", 32, pool_hash),
 	SYM("boot_id", 16, boot_id),
 	SYM("uts.nodename", NODENAME_LEN, nodename),
@@ -73,6 +78,10 @@ static const struct symbol symbols[] = {
 	SYM("hrtimer.realtime_soft", 8, hrtimer_realtime_soft),
 	SYM("hrtimer.tai", 8, hrtimer_tai),
 	SYM("hrtimer.tai_soft", 8, hrtimer_tai_soft),
+	OPTIONAL("rq.nr_running", 4, rq_nr_running),
+	OPTIONAL("hrtimer.first.0", 8, hrtimer_first),
+	OPTIONAL("hrtimer.first.1", 8, hrtimer_first_1),
+	OPTIONAL("hrtimer.offset.0", 8, hrtimer_offset),
 };
 
 static uint64_t address_of(const struct guestsym_state *state, const struct symbol *sym)
@@ -579,4 +588,95 @@ int guestsym_check(const struct gmem *mem, const struct guestsym_state *state, s
 		                 "give the `symbols` that was built with this kernel, or none");
 	}
 	return ret;
+}
+
+/* ---- what an idle guest waits for (kernel-config/symbols/sched.c, timers.c) ---- */
+
+#define CLOCK_BASES  8u
+#define NODE_RIGHT   8u
+#define NODE_LEFT    16u
+#define NODE_EXPIRES 24u
+#define MAX_STEPS    64u /* of a tree's height: what is deeper is forged */
+/* Documentation/arch/x86/x86_64/mm.rst, 4-level page tables; nothing is randomised in this kernel. */
+#define DIRECT_MAP 0xffff888000000000ull
+#define IMAGE_MAP  0xffffffff80000000ull
+
+bool guestsym_can_idle(const struct guestsym_state *s)
+{
+	return guestsym_is_known(s) && s->rq_nr_running && s->hrtimer_offset && s->hrtimer_first &&
+	       s->hrtimer_first_1 > s->hrtimer_first;
+}
+
+uint32_t guestsym_nr_running(const struct gmem *mem, const struct guestsym_state *state)
+{
+	struct guest g = { .mem = mem, .sym = state };
+
+	return get32(&g, state->rq_nr_running);
+}
+
+/* Where a pointer of the kernel leads: guest-physical. */
+static uint64_t physical(uint64_t pointer)
+{
+	return pointer >= IMAGE_MAP ? pointer - IMAGE_MAP : pointer - DIRECT_MAP;
+}
+
+static bool is_own_data(uint64_t pointer)
+{
+	return pointer >= IMAGE_MAP;
+}
+
+/* rb_next(): a pointer to the node with the next larger key; 0: none. */
+static uint64_t next_node(struct guest *g, uint64_t node)
+{
+	uint64_t link = get64(g, physical(node) + NODE_RIGHT), parent;
+
+	for (unsigned i = 0; link && i < MAX_STEPS; i++) {
+		node = link;
+		link = get64(g, physical(node) + NODE_LEFT);
+		if (!link)
+			return node;
+	}
+	for (unsigned i = 0; i < MAX_STEPS; i++) {
+		parent = get64(g, physical(node)) & ~3ull;
+		if (!parent || get64(g, physical(parent) + NODE_LEFT) == node)
+			return parent;
+		node = parent;
+	}
+	return 0;
+}
+
+/* Of one clock's timers that are not the kernel's own, the one that is due first: a pointer; 0: none. */
+static uint64_t first_timer(struct guest *g, uint64_t first)
+{
+	uint64_t node = get64(g, first);
+
+	for (unsigned i = 0; node && is_own_data(node); i++)
+		node = i < MAX_STEPS ? next_node(g, node) : 0;
+	return node;
+}
+
+uint64_t guestsym_next_timer(const struct gmem *mem, const struct guestsym_state *s,
+                             uint64_t kvmclock_ns)
+{
+	struct guest g = { .mem = mem, .sym = s };
+	uint64_t stride = s->hrtimer_first_1 - s->hrtimer_first, next = UINT64_MAX;
+	struct clock c;
+	struct err err;
+	int64_t now;
+
+	if (check_addresses(mem, s, &err) < 0 || clock_read(&g, &c, &err) < 0)
+		return UINT64_MAX;
+	now = clock_now(&c, kvmclock_ns) - c.offs_real; /* CLOCK_MONOTONIC */
+	for (unsigned i = 0; i < CLOCK_BASES; i++) {
+		uint64_t node = first_timer(&g, s->hrtimer_first + i * stride), wait;
+		int64_t due;
+
+		if (!node)
+			continue;
+		due = (int64_t)(get64(&g, physical(node) + NODE_EXPIRES) -
+		                get64(&g, s->hrtimer_offset + i * stride));
+		wait = due > now ? (uint64_t)(due - now) : 0;
+		next = wait < next ? wait : next;
+	}
+	return g.err ? UINT64_MAX : next;
 }

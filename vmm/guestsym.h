@@ -17,44 +17,48 @@
 #include <stdint.h>
 
 /* Guest-physical address of each field; all 0 when the kernel is not known. */
-#define GUESTSYM_STATE(F, A)                  \
-	F(1, uint64_t, crng_key)              \
-	F(1, uint64_t, crng_generation)       \
-	F(1, uint64_t, vdso_rng_generation)   \
-	F(1, uint64_t, pool_hash)             \
-	F(1, uint64_t, boot_id)               \
-	F(1, uint64_t, nodename)              \
-	F(1, uint64_t, tk)                    \
-	F(1, uint64_t, tk_shadow)             \
-	F(1, uint64_t, tk_seq)                \
-	F(1, uint64_t, tk_xtime_sec)          \
-	F(1, uint64_t, tk_wtm_sec)            \
-	F(1, uint64_t, tk_wtm_nsec)           \
-	F(1, uint64_t, tk_offs_real)          \
-	F(1, uint64_t, tk_offs_tai)           \
-	F(1, uint64_t, tk_tai_offset)         \
-	F(1, uint64_t, tk_clock_was_set_seq)  \
-	F(1, uint64_t, tk_mono_mult)          \
-	F(1, uint64_t, tk_mono_shift)         \
-	F(1, uint64_t, tk_mono_cycle_last)    \
-	F(1, uint64_t, tk_mono_xtime_nsec)    \
-	F(1, uint64_t, tk_mono_base)          \
-	F(1, uint64_t, tk_mono_base_real)     \
-	F(1, uint64_t, tk_fast0_base_real)    \
-	F(1, uint64_t, tk_fast1_base_real)    \
-	F(1, uint64_t, vdso_seq)              \
-	F(1, uint64_t, vdso_raw_seq)          \
-	F(1, uint64_t, vdso_realtime_sec)     \
-	F(1, uint64_t, vdso_realtime_nsec)    \
-	F(1, uint64_t, vdso_coarse_sec)       \
-	F(1, uint64_t, vdso_coarse_nsec)      \
-	F(1, uint64_t, vdso_tai_sec)          \
-	F(1, uint64_t, vdso_tai_nsec)         \
-	F(1, uint64_t, hrtimer_realtime)      \
-	F(1, uint64_t, hrtimer_realtime_soft) \
-	F(1, uint64_t, hrtimer_tai)           \
-	F(1, uint64_t, hrtimer_tai_soft)      \
-	F(1, uint32_t, tk_len) /* bytes of tk and of tk_shadow */
+#define GUESTSYM_STATE(F, A)                                      \
+	F(1, uint64_t, crng_key)                                  \
+	F(1, uint64_t, crng_generation)                           \
+	F(1, uint64_t, vdso_rng_generation)                       \
+	F(1, uint64_t, pool_hash)                                 \
+	F(1, uint64_t, boot_id)                                   \
+	F(1, uint64_t, nodename)                                  \
+	F(1, uint64_t, tk)                                        \
+	F(1, uint64_t, tk_shadow)                                 \
+	F(1, uint64_t, tk_seq)                                    \
+	F(1, uint64_t, tk_xtime_sec)                              \
+	F(1, uint64_t, tk_wtm_sec)                                \
+	F(1, uint64_t, tk_wtm_nsec)                               \
+	F(1, uint64_t, tk_offs_real)                              \
+	F(1, uint64_t, tk_offs_tai)                               \
+	F(1, uint64_t, tk_tai_offset)                             \
+	F(1, uint64_t, tk_clock_was_set_seq)                      \
+	F(1, uint64_t, tk_mono_mult)                              \
+	F(1, uint64_t, tk_mono_shift)                             \
+	F(1, uint64_t, tk_mono_cycle_last)                        \
+	F(1, uint64_t, tk_mono_xtime_nsec)                        \
+	F(1, uint64_t, tk_mono_base)                              \
+	F(1, uint64_t, tk_mono_base_real)                         \
+	F(1, uint64_t, tk_fast0_base_real)                        \
+	F(1, uint64_t, tk_fast1_base_real)                        \
+	F(1, uint64_t, vdso_seq)                                  \
+	F(1, uint64_t, vdso_raw_seq)                              \
+	F(1, uint64_t, vdso_realtime_sec)                         \
+	F(1, uint64_t, vdso_realtime_nsec)                        \
+	F(1, uint64_t, vdso_coarse_sec)                           \
+	F(1, uint64_t, vdso_coarse_nsec)                          \
+	F(1, uint64_t, vdso_tai_sec)                              \
+	F(1, uint64_t, vdso_tai_nsec)                             \
+	F(1, uint64_t, hrtimer_realtime)                          \
+	F(1, uint64_t, hrtimer_realtime_soft)                     \
+	F(1, uint64_t, hrtimer_tai)                               \
+	F(1, uint64_t, hrtimer_tai_soft)                          \
+	F(1, uint32_t, tk_len) /* bytes of tk and of tk_shadow */ \
+	F(2, uint64_t, rq_nr_running)                             \
+	F(2, uint64_t, hrtimer_first)                             \
+	F(2, uint64_t, hrtimer_first_1)                           \
+	F(2, uint64_t, hrtimer_offset)
 STATE_STRUCT(guestsym_state, GUESTSYM_STATE);
 const struct state_desc *guestsym_state_desc(void); /* section GSYM */
 
@@ -105,5 +109,16 @@ NODISCARD int guestsym_check(const struct gmem *mem, const struct guestsym_state
  */
 NODISCARD int guestsym_apply(const struct gmem *mem, const struct guestsym_state *state,
                              const struct guestsym_wake *wake, struct err *err);
+
+/* True when the calls below know the kernel. */
+bool guestsym_can_idle(const struct guestsym_state *state);
+/* How many tasks of the guest want the processor, the one that has it among them. 0 when it cannot be told. */
+uint32_t guestsym_nr_running(const struct gmem *mem, const struct guestsym_state *state);
+/*
+ * Nanoseconds until the next high resolution timer is due that is not the kernel's own (the tick, the scheduler's):
+ * 0 when it is; UINT64_MAX when there is none, or it cannot be told. `kvmclock_ns` as above.
+ */
+uint64_t guestsym_next_timer(const struct gmem *mem, const struct guestsym_state *state,
+                             uint64_t kvmclock_ns);
 
 #endif

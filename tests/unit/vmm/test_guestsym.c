@@ -60,6 +60,10 @@ static const char *const lines[] = {
 	"hrtimer.realtime_soft ffffffff80130008 8",
 	"hrtimer.tai ffffffff80130010 8",
 	"hrtimer.tai_soft ffffffff80130018 8",
+	"rq.nr_running ffffffff80150000 4",
+	"hrtimer.first.0 ffffffff80151000 8",
+	"hrtimer.first.1 ffffffff80151040 8",
+	"hrtimer.offset.0 ffffffff80151010 8",
 	"something.newer ffffffff80140000 8",
 };
 
@@ -239,9 +243,9 @@ Test(guestsym, refuses_bad_files)
 	load_refused(line_of("tk"), "tk ffffffff80110000 401", "1025 bytes");
 	load_refused(line_of("tk"), "tk ffffffff80110000 0", "0 bytes");
 	load_refused(0, NULL, "virtual_base");
-	for (size_t i = 1; i + 1 < ARRAY_LEN(lines); i++)
-		if ((int)i != line_of("vdso.rng_generation"))
-			load_refused((int)i, NULL, "no line for");
+	for (int i = 1; i < line_of("rq.nr_running"); i++)
+		if (i != line_of("vdso.rng_generation"))
+			load_refused(i, NULL, "no line for");
 }
 
 Test(guestsym, the_vdso_generation_is_optional)
@@ -566,4 +570,105 @@ Test(guestsym, refuses_times_that_cannot_be)
 	cr_assert_eq(guestsym_apply(&mem, &sym, &w, &err), -ERANGE);
 	cr_assert_eq(gmem_read(&mem, gpa(0), after, SIZE), 0);
 	cr_assert_eq(changed_within(0, 0), 0u);
+}
+
+/* ---- what an idle guest waits for ---- */
+
+#define DIRECT 0xffff888000000000ull
+#define IMAGE  0xffffffff80000000ull
+#define TICK   0x152000u
+#define FIRST  0x151000u
+#define OFFSET 0x151010u
+#define MONO   (100 * NS + 5) /* of set_clock() in setup() */
+
+/* The tick lies in the kernel's own data, others do not. */
+static uint64_t pointer(uint64_t at)
+{
+	return at == 0 ? 0 : at == TICK ? IMAGE + at : DIRECT + at;
+}
+
+static void put_node(uint64_t at, uint64_t parent, uint64_t left, uint64_t right, int64_t expires)
+{
+	poke(at, pointer(parent) | 1, 8);
+	poke(at + 8, pointer(right), 8);
+	poke(at + 16, pointer(left), 8);
+	poke(at + 24, (uint64_t)expires, 8);
+}
+
+Test(guestsym, an_older_kernel_cannot_idle)
+{
+	static const char *const needed[] = { "rq.nr_running", "hrtimer.first.0", "hrtimer.first.1",
+		                              "hrtimer.offset.0" };
+	struct guestsym_state s;
+
+	cr_assert(guestsym_can_idle(&sym));
+	for (size_t i = 0; i < ARRAY_LEN(needed); i++) {
+		cr_assert_eq(load_with(line_of(needed[i]), NULL, &s), 0, "%s", err.msg);
+		cr_assert_not(guestsym_can_idle(&s), "%s", needed[i]);
+	}
+}
+
+Test(guestsym, tasks_that_want_to_run)
+{
+	poke(0x150000, 3, 4);
+	cr_assert_eq(guestsym_nr_running(&mem, &sym), 3u);
+}
+
+Test(guestsym, no_timer_but_the_tick)
+{
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), UINT64_MAX, "no timer at all");
+	put_node(TICK, 0, 0, 0, MONO + 1);
+	poke(FIRST, pointer(TICK), 8);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), UINT64_MAX);
+}
+
+Test(guestsym, the_timer_behind_the_tick)
+{
+	enum { A = 0x153000, B = 0x154000, C = 0x155000 };
+
+	/* B(9 ms) has the tick (1 ms) to its left, which has A (5 ms) to its right, C (7 ms) is right of that. */
+	put_node(B, 0, TICK, 0, MONO + 9000000);
+	put_node(TICK, B, 0, A, MONO + 1000000);
+	put_node(A, TICK, 0, C, MONO + 5000000);
+	put_node(C, A, 0, 0, MONO + 7000000);
+	poke(FIRST, pointer(TICK), 8);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), 5000000u);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES + 2000000), 3000000u, "time goes on");
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES + 6000000), 0u, "overdue");
+	/* The tick without right child: its parent is next. */
+	put_node(TICK, B, 0, 0, MONO + 1000000);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), 9000000u);
+	/* Deeper on the left of its right child. */
+	put_node(TICK, B, 0, C, MONO + 1000000);
+	put_node(C, TICK, A, 0, MONO + 7000000);
+	put_node(A, C, 0, 0, MONO + 5000000);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), 5000000u);
+}
+
+Test(guestsym, timers_of_other_clocks)
+{
+	const int64_t offset = 1000 * NS;
+
+	put_node(0x153000, 0, 0, 0, MONO + offset + 4000000);
+	poke(FIRST + 0x40, DIRECT + 0x153000, 8);
+	poke(OFFSET + 0x40, (uint64_t)offset, 8);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), 4000000u);
+	put_node(0x154000, 0, 0, 0, MONO + 3000000);
+	poke(FIRST + 7 * 0x40, DIRECT + 0x154000, 8);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), 3000000u);
+}
+
+/* The guest may write what it likes: an answer comes, and soon. */
+Test(guestsym, forged_timers, .timeout = 10)
+{
+	put_node(TICK, TICK, TICK, TICK, MONO);
+	poke(FIRST, pointer(TICK), 8);
+	(void)guestsym_next_timer(&mem, &sym, CYCLES);
+	poke(TICK, 0, 8);
+	poke(TICK + 8, 0x1234567890abcdefull, 8);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), UINT64_MAX);
+	poke(FIRST, UINT64_MAX, 8);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), UINT64_MAX);
+	poke(FIRST, 8, 8);
+	cr_assert_eq(guestsym_next_timer(&mem, &sym, CYCLES), UINT64_MAX);
 }
