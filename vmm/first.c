@@ -71,26 +71,55 @@ struct iovec first_rest(const struct first *first)
 		               first->len - first->frame };
 }
 
-void first_open(struct first *first, int fd)
+/* Looks for a whole frame: as first_next(). */
+static int find_frame(struct first *first)
 {
 	uint32_t payload;
-	ssize_t n;
 
+	if (first->len < FRAME_HEAD)
+		return 0;
+	memcpy(&payload, first->buf, sizeof(payload));
+	if (payload > FIRST_MAX - FRAME_HEAD)
+		return -EMSGSIZE;
+	if (payload + FRAME_HEAD > first->len)
+		return 0;
+	first->frame = payload + FRAME_HEAD;
+	if (first->buf[FRAME_HEAD - 1] == TYPE_REQUEST)
+		make_cell(first);
+	return 1;
+}
+
+void first_put_back(struct first *first)
+{
+	free(first->cell);
+	first->cell = NULL;
+	first->frame = 0;
+}
+
+int first_next(struct first *first)
+{
+	ssize_t n;
+	int ret;
+
+	first->len -= first->frame;
+	memmove(first->buf, first->buf + first->frame, first->len);
+	first_put_back(first);
+	ret = find_frame(first);
+	if (ret || first->fd < 0)
+		return ret;
+	n = recv(first->fd, first->buf + first->len, sizeof(first->buf) - first->len, MSG_DONTWAIT);
+	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+		return -EPIPE;
+	first->len += n > 0 ? (size_t)n : 0;
+	return find_frame(first);
+}
+
+void first_open(struct first *first, int fd)
+{
 	first->fd = fd;
 	first->cell = NULL;
 	first->len = first->frame = 0;
-	first->broken = false;
-	if (fd < 0)
-		return;
-	n = recv(fd, first->buf, sizeof(first->buf), MSG_DONTWAIT);
-	first->len = n > 0 ? (size_t)n : 0;
-	if (first->len < FRAME_HEAD)
-		return;
-	memcpy(&payload, first->buf, sizeof(payload));
-	if (payload <= FIRST_MAX - FRAME_HEAD && payload + FRAME_HEAD <= first->len)
-		first->frame = payload + FRAME_HEAD;
-	if (first->frame && first->buf[FRAME_HEAD - 1] == TYPE_REQUEST)
-		make_cell(first);
+	first->broken = first_next(first) == -EPIPE;
 }
 
 static void write_segment(struct first *first, const uint8_t *p, size_t n, bool (*stop)(void *ctx),
@@ -139,6 +168,5 @@ void first_close(struct first *first)
 {
 	own_close_fd(&first->fd);
 	first->fd = -1;
-	free(first->cell);
-	first->cell = NULL;
+	first_put_back(first);
 }

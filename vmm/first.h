@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The first stream: the connection to the default interpreter whose first request travels in the
- * mailbox and whose further bytes go over vsock. The peer sees one stream of frames.
+ * The stream to the default interpreter whose requests travel in the mailbox, the first of them with the
+ * thaw. Where they cannot, its further bytes go over vsock. The peer sees one stream of frames.
  */
 #ifndef VMM_FIRST_H
 #define VMM_FIRST_H
@@ -27,6 +27,16 @@ struct first {
 
 /* Takes `fd` over and reads what the peer has written so far, without waiting. Loop's thread. */
 void first_open(struct first *first, int fd);
+
+/*
+ * Forgets the request that stood first and reads what there is, without waiting. 1: the next one is whole; 0: more
+ * must come; -EMSGSIZE: too large for the mailbox; -EPIPE: the peer is gone. Loop's thread, while none is being
+ * answered.
+ */
+NODISCARD int first_next(struct first *first);
+
+/* The request that stands first was not given to the interpreter: it is found again by the next call above. */
+void first_put_back(struct first *first);
 
 /* What goes into the mailbox: the cell, or the frame as it came. n 0: nothing. */
 struct iovec first_request(const struct first *first);

@@ -2,6 +2,7 @@
 #include "vmm/first.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
@@ -98,6 +99,38 @@ Test(first, nothing_written_yet)
 	pair("", 0);
 	cr_assert_eq(first.len, 0u);
 	cr_assert_eq(first.frame, 0u);
+}
+
+Test(first, requests_one_after_another)
+{
+	const uint8_t two[] = { 1, 0, 0, 0, 2, 'a', 2, 0, 0, 0, 2, 'b', 'c', 1 },
+		      rest[] = { 0, 0, 0, 2, 'd' };
+
+	pair(two, sizeof(two));
+	cr_assert_eq(first_request(&first).iov_len, 6u);
+	cr_assert_eq(first_next(&first), 1);
+	cr_assert_eq(memcmp(first_request(&first).iov_base, two + 6, 7), 0);
+	cr_assert_eq(first_next(&first), 0, "one byte of the third");
+	cr_assert_eq(first_next(&first), 0);
+	cr_assert_eq(write(peer, rest, sizeof(rest)), (ssize_t)sizeof(rest));
+	cr_assert_eq(first_next(&first), 1);
+	cr_assert_eq(memcmp(first_request(&first).iov_base, (uint8_t[]){ 1, 0, 0, 0, 2, 'd' }, 6),
+	             0);
+	close(peer);
+	cr_assert_eq(first_next(&first), -EPIPE);
+	first_close(&first);
+}
+
+Test(first, a_later_request_that_is_too_large)
+{
+	const uint8_t small[] = { 0, 0, 0, 0, 2 }, large[] = { 0, 0, 2, 0, 2 };
+
+	pair(small, sizeof(small));
+	cr_assert_eq(write(peer, large, sizeof(large)), (ssize_t)sizeof(large));
+	cr_assert_eq(first_next(&first), -EMSGSIZE);
+	cr_assert_eq(first_rest(&first).iov_len, sizeof(large));
+	cr_assert_eq(memcmp(first_rest(&first).iov_base, large, sizeof(large)), 0);
+	first_close(&first);
 }
 
 static bool never(void *ctx)
