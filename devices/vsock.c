@@ -529,6 +529,8 @@ int vsock_open(struct vsock **vsock, const struct vsock_config *config,
 	v->poll_op.done = on_sockets;
 	v->turn.fire = on_turn;
 	ret = vsock_table_open(&v->table, config->guest_cid, err);
+	v->table.asked = config->asked;
+	v->table.asked_ctx = config->asked_ctx;
 	if (ret == 0 && config->path)
 		ret = vsock_listen(v, config->path, err);
 	if (ret < 0) {

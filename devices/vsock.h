@@ -19,6 +19,9 @@ struct vsock_config {
 	const char *
 		path; /* Unix socket to listen on, copied; NULL: none, and guest connections are refused */
 	uint64_t guest_cid;
+	/* A connection to this guest port is about to be asked for. Loop's thread, lock held. NULL: nobody wants to know. */
+	void (*asked)(void *ctx, uint32_t port);
+	void *asked_ctx;
 };
 
 /* Loop's thread. Errors name the path and a remedy; nothing is left behind. */

@@ -91,6 +91,8 @@ void vsock_ask_guest(struct vsock_stream *s, uint32_t port)
 	vsock_conn_request(&s->conn, s->table->guest_cid, take_port(s->table, port), port);
 	s->greeted = s->phase == VSOCK_GREETING;
 	vsock_table_list(s);
+	if (s->table->asked)
+		s->table->asked(s->table->asked_ctx, port);
 	vsock_stream_settle(s);
 }
 

@@ -35,6 +35,8 @@ struct vsock_table {
 	struct vsock_reply reply[VSOCK_MAX_REPLIES]; /* a ring */
 	unsigned reply_head, nr_replies;
 	struct vsock_stats stats;
+	void (*asked)(void *ctx, uint32_t port); /* of struct vsock_config */
+	void *asked_ctx;
 };
 
 NODISCARD int vsock_table_open(struct vsock_table *table, uint64_t guest_cid, struct err *err);
