@@ -179,7 +179,7 @@ static int ask_monitor(const char *option, char *out, size_t size, struct err *e
 }
 
 /* What a bake does with its inputs: with another number, templates are baked again. 2: exact working sets. */
-#define RECIPE "recipe 3"
+#define RECIPE "recipe 4"
 
 static int hash_inputs(struct bake_plan *plan, struct err *err)
 {

@@ -342,14 +342,9 @@ static int on_user_interrupt(struct run *run, struct err *err)
 	}
 }
 
-/*
- * Nothing but the agent can tell that an interpreter has died in a first cell: its stream becomes a
- * connection only afterwards.
- */
+/* Nothing but the agent can tell that an interpreter has died in a cell that came by the mailbox. */
 static int watch(struct run *run, uint64_t now_ns, struct err *err)
 {
-	if (run->sb->first_done)
-		run->watch_at_ns = 0;
 	if (!run->watch_at_ns || now_ns < run->watch_at_ns || run->aux.fd >= 0)
 		return 0;
 	run->watch_at_ns = 0; /* until the answer is there */
@@ -403,8 +398,6 @@ static int begin(struct run *run, struct err *err)
 	if (sb->first_pending) { /* on its way since the thaw */
 		sb->first_pending = false;
 		run->result->begin_ns = sb->start_ns;
-		run->watch_ns = WATCH_NS;
-		run->watch_at_ns = sb->first_sent ? sb->start_ns + WATCH_NS : 0;
 		return 0;
 	}
 	request = cell_request(run->cell);
@@ -430,6 +423,8 @@ int cell_run(struct sandbox *sb, const struct cell *cell, const struct cell_sink
 	*result = (struct cell_result){ 0 };
 	rc = begin(&run, err);
 	run.deadline = deadline_start(result->begin_ns, cell->timeout_ns, cell->last);
+	run.watch_ns = WATCH_NS;
+	run.watch_at_ns = result->begin_ns + WATCH_NS;
 	while (!rc)
 		rc = step(&run, err);
 	stream_close(&run.aux);

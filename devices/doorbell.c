@@ -13,13 +13,14 @@
 #define REG_PORT    0x0cu
 #define REG_OUT     0x14u
 #define REG_DONE    0x18u
+#define REG_NEXT    0x1cu
 #define REG_POWER   0x20u
 
 static int doorbell_state_check(void *state, uint16_t from, struct err *err)
 {
 	struct doorbell_state *s = state;
 
-	if (s->phase > DOORBELL_DONE || s->nr_pages > DOORBELL_MAX_PAGES)
+	if (s->phase > DOORBELL_VSOCK || s->nr_pages > DOORBELL_MAX_PAGES)
 		return err_set(err, -EBADMSG, "phase %u or %u mailbox pages out of range", s->phase,
 		               s->nr_pages);
 	for (uint32_t i = 0; i < s->nr_pages; i++)
@@ -27,6 +28,8 @@ static int doorbell_state_check(void *state, uint16_t from, struct err *err)
 			return err_set(err, -EBADMSG, "mailbox page %u is not aligned", i);
 	if (from < 2)
 		s->form = 1;
+	if (s->form < 3 && s->phase == DOORBELL_DONE)
+		s->phase = DOORBELL_VSOCK;
 	return 0;
 }
 STATE_DESC(doorbell_state, DOORBELL_STATE, "BELL", 1, doorbell_state_check)
@@ -77,6 +80,8 @@ uint32_t doorbell_read(struct doorbell *bell, uint32_t off)
 {
 	if (off == REG_MAGIC)
 		return DOORBELL_MAGIC;
+	if (off == REG_NEXT)
+		return bell->s.phase == DOORBELL_DONE ? bell->next(bell->ctx) : DOORBELL_SERVED;
 	if (off != DOORBELL_PARK)
 		return 0;
 	if (bell->s.phase >= DOORBELL_FIRST)

@@ -12,17 +12,20 @@
 #define DOORBELL_LEN       0x1000u
 #define DOORBELL_MAGIC     0x31584254u
 #define DOORBELL_MAX_PAGES 64u
-#define DOORBELL_FORM      2u    /* docs/protocol.md section 5; 1 had the wake in JSON */
+#define DOORBELL_FORM      3u    /* docs/protocol.md section 5; 1 had the wake in JSON, 2 no NEXT */
 #define DOORBELL_PARK      0x10u /* the freeze point's register */
 #define DOORBELL_AGAIN     0xffffffffu
 #define DOORBELL_SERVED    0xfffffffeu
 #define DOORBELL_WARM      0xfffffffdu /* a null request too, with the template's warm-up */
+#define DOORBELL_LOOK      0xfffffffcu /* from NEXT: to be read again, there may be other work */
+#define DOORBELL_YIELD     0xfffffffbu /* the same, and there is */
 
 enum doorbell_phase {
 	DOORBELL_BAKE,   /* registers are being set */
 	DOORBELL_PARKED, /* the interpreter stands at the freeze point */
-	DOORBELL_FIRST,  /* the first request is being answered */
-	DOORBELL_DONE,   /* vsock from here on */
+	DOORBELL_FIRST,  /* a request is being answered */
+	DOORBELL_DONE,   /* between requests */
+	DOORBELL_VSOCK,  /* vsock from here on */
 };
 
 #define DOORBELL_STATE(F, A)                                          \
@@ -40,6 +43,8 @@ struct doorbell {
 	const struct gmem *mem;
 	/* The interpreter stands at the freeze point; phase is PARKED. Again at each later read. vCPU thread. */
 	void (*parked)(void *ctx);
+	/* NEXT is read between requests: its value, which may be replaced while the vCPU is parked. vCPU thread. */
+	uint32_t (*next)(void *ctx);
 	/* Bytes of the first stream, valid during the call; `done` with the last. vCPU thread; may wait. */
 	void (*output)(void *ctx, const struct iovec *iov, unsigned nr, bool done);
 	/* The guest asks to be powered off. */

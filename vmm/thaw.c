@@ -137,7 +137,7 @@ static int replace_kernel_state(struct thaw *thaw, struct err *err)
 	struct vm *vm = thaw->vm;
 	int ret = guestsym_apply(&vm->mem, &vm->gsym, &thaw->wake, err);
 
-	if (ret == -EPROTO && vm->bell.s.phase == DOORBELL_DONE) {
+	if (ret == -EPROTO && vm->bell.s.phase >= DOORBELL_DONE) {
 		thaw->wake.parts &= ~(unsigned)GUESTSYM_CLOCK;
 		ret = guestsym_apply(&vm->mem, &vm->gsym, &thaw->wake, err);
 	}
@@ -192,9 +192,10 @@ static int answer_park(struct thaw *thaw, struct err *err)
 			(size_t)thaw->config->env_len,
 			room > sizeof(struct wake_head) ? room - sizeof(struct wake_head) : 0);
 	if (first_request(&vm->first).iov_len > room - used)
-		vm->first.frame = 0;
+		first_put_back(&vm->first);
 	regs->rax = first_request(&vm->first).iov_len;
 	vm->bell.s.phase = vm->first.frame ? DOORBELL_FIRST : DOORBELL_DONE;
+	vm->first_runs = vm->first.frame != 0;
 	thaw->wakes = true;
 	return 0;
 }
@@ -587,6 +588,7 @@ static int thaw_all(struct thaw *thaw, struct err *err)
 	make_older(&thaw->src->machine, thaw->src->snap.head.nr_vcpus, config->age_ns);
 	if (ret == 0)
 		ret = answer_park(thaw, err);
+	idle_set_up(vm);
 	trace_end("wake prepared", 0);
 	if (ret == 0)
 		ret = vm->stage == VM_STANDBY ? take(thaw, err) : build(thaw, err);
@@ -619,9 +621,11 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	vm->stage = VM_LIVE;
 	if (vm->bell.s.phase == DOORBELL_FIRST)
 		ahead_start(&vm->ahead, &vm->loop, &vm->pagein, &vm->mem);
+	else
+		first_put_back(&vm->first);
 	ret = thaw.known ? 0 : tell_generation(vm, err);
-	/* A first request that could not travel in the mailbox goes by vsock from the start. */
-	if (ret == 0 && vm->first.fd >= 0 && vm->bell.s.phase != DOORBELL_FIRST)
+	/* A first request that could not travel in the mailbox: when the interpreter asks for the next, or by vsock. */
+	if (ret == 0 && vm->first.fd >= 0 && vm->bell.s.phase == DOORBELL_VSOCK)
 		ret = vm_connect_first(vm, err);
 	trace_end("interrupts on", 0);
 	return ret;

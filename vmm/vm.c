@@ -47,8 +47,10 @@ static void send_msi(void *ctx, uint64_t address, uint32_t data)
 		vm->msi[vm->nr_msis++] =
 			(struct kvm_msi){ .address_lo = (uint32_t)address, .data = data };
 	pthread_mutex_unlock(&vm->msi_lock);
-	if (ready)
+	if (ready) {
 		kvm_send_msi(&vm->kvm, address, data);
+		idle_interrupted(vm);
+	}
 }
 
 void vm_interrupts_on(struct vm *vm)
@@ -151,6 +153,11 @@ static void bell_parked(void *ctx)
 	loop_post(&vm->loop, &vm->parked_event);
 }
 
+static uint32_t bell_next(void *ctx)
+{
+	return idle_next(ctx);
+}
+
 static bool quitting(void *ctx)
 {
 	return vcpu_quitting(ctx);
@@ -163,10 +170,13 @@ static void bell_output(void *ctx, const struct iovec *iov, unsigned nr, bool do
 	trace_begin("output written");
 	first_output(&vm->first, iov, nr, quitting, &vm->vcpu[0]);
 	trace_end("output written", nr);
-	if (!done)
+	if (!done || !vm->first_runs)
 		return;
 	trace_point("DONE", 0);
 	trace_counters(TRACE_AT_DONE, &vm->vcpu[0]);
+	vm->first_runs = false;
+	if (!vm->idle.able)
+		vm->bell.s.phase = DOORBELL_VSOCK;
 	if (vm->hold)
 		vcpu_park_here(&vm->vcpu[0]);
 	loop_post(&vm->loop, &vm->first_event);
@@ -248,7 +258,8 @@ static void on_first_done(struct loop_event *event)
 	struct vm *vm = container_of(event, struct vm, first_event);
 	struct err err = { 0 };
 
-	if (vm->first.fd >= 0 && !vm->first.broken && vm_connect_first(vm, &err) < 0)
+	if (!vm->idle.able && vm->first.fd >= 0 && !vm->first.broken &&
+	    vm_connect_first(vm, &err) < 0)
 		log_warn("first stream: %s", err.msg);
 	ahead_stop(&vm->ahead);
 	if (vm->hold)
@@ -281,9 +292,11 @@ void vm_init(struct vm *vm, void (*on_event)(void *ctx, enum vm_event event), vo
 	vm->vcpu_host = (struct vcpu_host){
 		.mmio_read = mmio_read, .mmio_write = mmio_write, .ended = guest_ended, .ctx = vm
 	};
+	idle_init(vm);
 	ioapic_init(&vm->ioapic, send_msi, vm);
 	vm->bell = (struct doorbell){ .mem = &vm->mem,
 		                      .parked = bell_parked,
+		                      .next = bell_next,
 		                      .output = bell_output,
 		                      .power = bell_power,
 		                      .ctx = vm };
@@ -324,6 +337,11 @@ static struct vdev_host device_host(struct vm *vm, unsigned slot)
 		                   .pin = LAYOUT_PIN_VIRTIO + slot };
 }
 
+static void port_asked(void *ctx, uint32_t port)
+{
+	idle_port_asked(ctx, port);
+}
+
 int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold, struct err *err)
 {
 	struct serial_host console = { .loop = &vm->loop,
@@ -333,7 +351,10 @@ int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold, str
 		                       .out_fd = vm->serial_out,
 		                       .in_fd = vm->serial_in,
 		                       .hold_tx = serial_hold };
-	struct vsock_config config = { .path = vsock_path, .guest_cid = VSOCK_GUEST_CID };
+	struct vsock_config config = { .path = vsock_path,
+		                       .guest_cid = VSOCK_GUEST_CID,
+		                       .asked = port_asked,
+		                       .asked_ctx = vm };
 	struct vdev_host host = device_host(vm, 0);
 	int ret;
 
@@ -482,6 +503,7 @@ void vm_pause(struct vm *vm)
 {
 	for (unsigned i = 0; i < vm->nr_vcpus; i++)
 		vcpu_pause(&vm->vcpu[i]);
+	idle_leave(vm);
 	vm->running = false;
 }
 
@@ -493,6 +515,7 @@ void vm_resume(struct vm *vm)
 	for (unsigned i = 0; i < LAYOUT_VIRTIO_SLOTS; i++)
 		if (vm->slot[i])
 			vdev_resume(vm->slot[i]);
+	idle_leave(vm);
 	for (unsigned i = 0; i < vm->nr_vcpus; i++)
 		vcpu_run(&vm->vcpu[i]);
 	vm->running = true;
@@ -500,7 +523,7 @@ void vm_resume(struct vm *vm)
 
 int vm_connect(struct vm *vm, int fd, uint32_t port, struct err *err)
 {
-	return vsock_connect(vm->vsock, fd, port, VSOCK_NOW, err);
+	return idle_adopt(vm, fd, port) ? 0 : vsock_connect(vm->vsock, fd, port, VSOCK_NOW, err);
 }
 
 static json_t *exits_json(const struct vcpu *vcpu)
@@ -525,6 +548,7 @@ static void open_stats(struct vm *vm)
 	vm->vm_stats_fd = kvm_stats_open(vm->kvm.fd);
 	vcpu_pause(&vm->vcpu[0]);
 	vm->vcpu_stats_fd = kvm_stats_open(vm->vcpu[0].fd);
+	idle_leave(vm);
 	if (vm->running)
 		vcpu_run(&vm->vcpu[0]);
 }

@@ -18,6 +18,7 @@
 #include "vmm/ahead.h"
 #include "vmm/first.h"
 #include "vmm/guestsym.h"
+#include "vmm/idle.h"
 #include "vmm/kvm.h"
 #include "vmm/layout.h"
 #include "vmm/pagein.h"
@@ -97,6 +98,8 @@ struct vm {
 	struct guestsym_state gsym;
 	uint8_t snapshot_id[SNAPSHOT_ID_LEN]; /* that it was thawed from */
 	struct first first;
+	bool first_runs; /* the request that came with the thaw is in the mailbox, or was */
+	struct idle idle;
 	struct thaw_source *source; /* borrowed; NULL: it was booted */
 	struct pagein pagein;       /* its runs are the source's */
 	struct ahead ahead;
@@ -147,7 +150,7 @@ NODISCARD int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snaps
 /* The VM exists: interrupts go to it from now on, those raised so far first. */
 void vm_interrupts_on(struct vm *vm);
 uint64_t vm_vmgenid(const struct vm *vm); /* guest-physical address of its page */
-/* The first stream goes on as a connection by vsock, beginning with what has been read of it. */
+/* The stream of the mailbox goes on as a connection by vsock, beginning with what has been read of it. */
 NODISCARD int vm_connect_first(struct vm *vm, struct err *err);
 /* The warmed-up guest has parked again: it will stand still for as long as nobody takes it (thaw.c). */
 NODISCARD int vm_rest(struct vm *vm, struct err *err);

@@ -70,7 +70,12 @@ enum reg {
 	REG_PARK = 0x10,
 	REG_OUT = 0x14,
 	REG_DONE = 0x18,
+	REG_NEXT = 0x1c,
 };
+
+/* What PARK and NEXT read beside a number of bytes that matters here. */
+#define BELL_LOOK  0xfffffffcu /* an interrupt, or a timer: to be read again */
+#define BELL_YIELD 0xfffffffbu /* the same; somebody else can run */
 
 /* ---- the doorbell ---- */
 
@@ -88,9 +93,15 @@ static uint32_t fake_access(uint32_t off, uint32_t value, uint32_t is_write)
 	uint32_t msg[3] = { off, value, is_write };
 	uint32_t answer = 0;
 
-	if (write(bell.to_test, msg, sizeof(msg)) != (ssize_t)sizeof(msg) ||
-	    read(bell.from_test, &answer, sizeof(answer)) != (ssize_t)sizeof(answer))
+	ssize_t n = write(bell.to_test, msg, sizeof(msg));
+
+	if (n != (ssize_t)sizeof(msg))
 		_exit(70); /* the test is gone */
+	do {
+		n = read(bell.from_test, &answer, sizeof(answer));
+	} while (n < 0 && errno == EINTR);
+	if (n != (ssize_t)sizeof(answer))
+		_exit(70);
 	return answer;
 }
 
@@ -1024,23 +1035,23 @@ struct cell {
 	char code[];
 } __attribute__((packed));
 
-static bool first_runs; /* its cell is under way: an interrupt is for it */
+static bool cell_runs; /* one of the mailbox is under way: an interrupt is for it */
 
-static PyObject *py_first_runs(PyObject *self, PyObject *args)
+static PyObject *py_cell_runs(PyObject *self, PyObject *args)
 {
 	(void)self, (void)args;
-	return PyBool_FromLong(first_runs);
+	return PyBool_FromLong(cell_runs);
 }
 
-/* Returns what PARK read. */
-static uint32_t park(void)
+/* Stands at PARK or NEXT; returns what it read. */
+static uint32_t park(enum reg where)
 {
 	uint32_t n;
 
 	out.sink = SINK_MAILBOX;
 	out.buf = bell.request + AREA_BYTES;
 	out.len = out.open = 0;
-	n = reg_read(REG_PARK);
+	n = reg_read(where);
 	if (n == 0 || n > AREA_BYTES) {
 		out.sink = SINK_NONE;
 		out.buf = stream_buf;
@@ -1082,9 +1093,9 @@ static PyObject *run_cell(PyObject *run, const struct cell *cell, size_t len, lo
 		return NULL;
 	argv[1] = cell->silent ? Py_True : Py_False;
 	begin_output(max_output);
-	first_runs = true;
+	cell_runs = true;
 	error = PyObject_Vectorcall(run, argv, 2, NULL);
-	first_runs = false;
+	cell_runs = false;
 	Py_DECREF(argv[0]);
 	if (error == Py_None && !in_child) {
 		Py_DECREF(error);
@@ -1123,7 +1134,7 @@ static PyObject *py_first(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "OOKO!l:first", &run, &python, &numpy, &PyDict_Type,
 	                      &environ_data, &count))
 		return NULL;
-	n = park();
+	n = park(REG_PARK);
 	if (n > AREA_BYTES)
 		return Py_BuildValue("IO", n, Py_None);
 	env_len = wake->env_len;
@@ -1141,6 +1152,30 @@ static PyObject *py_first(PyObject *self, PyObject *args)
 	else
 		rest = Py_NewRef(Py_None);
 	return rest ? Py_BuildValue("IN", n, rest) : NULL;
+}
+
+static PyObject *py_next(PyObject *self, PyObject *args)
+{
+	PyObject *run;
+	uint32_t n;
+	long count;
+
+	(void)self;
+	if (!PyArg_ParseTuple(args, "Ol:next", &run, &count))
+		return NULL;
+	do {
+		/* Threads that a cell has left behind go on. */
+		Py_BEGIN_ALLOW_THREADS;
+		n = park(REG_NEXT);
+		if (n == BELL_YIELD)
+			sched_yield();
+		Py_END_ALLOW_THREADS;
+		if (PyErr_CheckSignals() < 0)
+			return NULL;
+	} while (n == BELL_LOOK || n == BELL_YIELD);
+	if (n == 0 || n > AREA_BYTES)
+		Py_RETURN_NONE;
+	return take_request(run, bell.request, n, count);
 }
 
 static PyObject *py_rehearse(PyObject *self, PyObject *args)
@@ -1413,7 +1448,8 @@ static PyMethodDef methods[] = {
 	METHOD(open, METH_VARARGS),
 	METHOD(open_fake, METH_VARARGS),
 	METHOD(first, METH_VARARGS),
-	METHOD(first_runs, METH_NOARGS),
+	METHOD(next, METH_VARARGS),
+	METHOD(cell_runs, METH_NOARGS),
 	METHOD(rehearse, METH_VARARGS),
 	METHOD(reseed, METH_VARARGS),
 	METHOD(rest, METH_VARARGS),

@@ -54,8 +54,11 @@ def first(run: Callable[[str, bool], Any], python: Random, numpy: int, environ: 
     REQUEST frame to be answered; (start, end, None) of a cell that is done, in ns of now(); (start, 0, error)
     of one that must still be ended and answered, error being what run() returned or raised. Raises ValueError
     for a mailbox that is damaged, OSError and MemoryError."""
-def first_runs() -> bool:
-    """True while first() runs a cell."""
+def next(run: Callable[[str, bool], Any], count: int) -> tuple[int, int, Any] | bytes | None:
+    """Reads NEXT, the guest standing still meanwhile, until there is a request. Returns as first() what there
+    is to do about it, None when the stream goes on by vsock. Raises what a signal's handler raised."""
+def cell_runs() -> bool:
+    """True while first() or next() runs a cell."""
 def rehearse(message: bytes | None, n: int) -> None:
     """Until called with None, the registers are plain memory and park() returns n with the message
     (a wake and a request) in the mailbox."""

@@ -130,27 +130,33 @@ class Usage:
         self.begin()
         self.end(_thawbox.now())
 
-    def cpu(self) -> tuple[float, float]:
-        """Returns user and system seconds of this process and its waited-for children."""
+    @staticmethod
+    def now() -> tuple[float, float, int]:
+        """Returns user and system seconds of this process and its waited-for children, and its peak in KiB."""
         own = resource.getrusage(resource.RUSAGE_SELF)
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return own.ru_utime + children.ru_utime, own.ru_stime + children.ru_stime
+        return own.ru_utime + children.ru_utime, own.ru_stime + children.ru_stime, own.ru_maxrss
 
     def begin(self) -> None:
         """Marks a start. Makes system calls, so before the freeze point for the first cell."""
+        self.go_on()
+        self._used = self.now()
+        self.start_ns = _thawbox.now()
+
+    def go_on(self) -> None:
+        """Marks the last end as the next start: one system call in place of three."""
         if self._peak >= 0:
             os.pwrite(self._peak, b"5", 0)
-        self._cpu = self.cpu()
-        self.start_ns = _thawbox.now()
 
     def end(self, now_ns: int) -> None:
         """Computes what was used up to now; now_ns is when the cell ended."""
-        user, system = self.cpu()
+        user, system, _ = self._used
+        self._used = self.now()
         self.last = {
             "wall_ms": (now_ns - self.start_ns) / 1e6,
-            "cpu_user_ms": (user - self._cpu[0]) * 1e3,
-            "cpu_system_ms": (system - self._cpu[1]) * 1e3,
-            "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "cpu_user_ms": (self._used[0] - user) * 1e3,
+            "cpu_system_ms": (self._used[1] - system) * 1e3,
+            "peak_kib": self._used[2],
         }
 
 
@@ -193,17 +199,17 @@ class Kernel:
 
     def on_sigint(self, number: int, where: Any) -> None:
         """Interrupts a cell; between cells there is nothing to interrupt."""
-        if self.running or _thawbox.first_runs():
+        if self.running or _thawbox.cell_runs():
             raise KeyboardInterrupt
 
     # ---- requests ----
 
-    def answer(self, kind: int, payload: bytes, is_first: bool = False) -> None:
+    def answer(self, kind: int, payload: bytes, is_mailed: bool = False) -> None:
         """Answers one request; frames are sent when this returns."""
         self.ended_ns = 0
         try:
             request = self.parse(kind, payload)
-            result = self.OPS[request["op"]](self, request, is_first)
+            result = self.OPS[request["op"]](self, request, is_mailed)
         except ProtocolError as e:
             result = b'{"status":"error","error":{"name":"ProtocolError","value":%s}}' \
                 % quote(str(e)).encode("ascii")
@@ -229,14 +235,14 @@ class Kernel:
             raise ProtocolError(f'unknown op {request["op"]!r}; one of {", ".join(self.OPS)}')
         return request
 
-    def op_run(self, request: dict[str, Any], is_first: bool) -> bytes:
+    def op_run(self, request: dict[str, Any], is_mailed: bool) -> bytes:
         """Runs a cell. Returns the RESULT."""
         code = member(request, "code", str)
         silent = member(request, "silent", bool, False)
         max_output = member(request, "max_output", int, 0)
         if not 0 <= max_output < 1 << 40:
             raise ProtocolError(f'"max_output" must be 0 or a number of bytes, is {max_output}')
-        if is_first:
+        if is_mailed:
             self.usage.start_ns = _thawbox.now()
         else:
             self.usage.begin()
@@ -280,11 +286,11 @@ class Kernel:
         code = error["value"] if error and error["name"] == "SystemExit" else ""
         os._exit(int(code) & 0xFF if code.isdecimal() else int(bool(error)))
 
-    def op_usage(self, request: dict[str, Any], is_first: bool) -> bytes:
+    def op_usage(self, request: dict[str, Any], is_mailed: bool) -> bytes:
         """Returns what the last cell used."""
         return json.dumps(self.usage.last).encode("ascii")
 
-    def op_complete(self, request: dict[str, Any], is_first: bool) -> bytes:
+    def op_complete(self, request: dict[str, Any], is_mailed: bool) -> bytes:
         """Returns completions at a cursor, counted in characters."""
         code = member(request, "code", str)
         cursor = member(request, "cursor", int)
@@ -339,14 +345,34 @@ class Kernel:
         self.generators.forget()
         n, rest = _thawbox.first(self.shell.run, random._inst, self.generators.numpy,
                                  os.environ._data, count)
-        if isinstance(rest, bytes):
-            self.answer(rest[4], rest[HEADER.size:], True)
-        elif rest:
-            self.end_first(count, *rest)
+        if rest:
+            self.end_mailed(count, rest)
         return n
 
-    def end_first(self, count: int, start_ns: int, ended_ns: int, error: Any) -> None:
-        """Notes what the first cell used; answers it, if it went wrong."""
+    def rest(self) -> None:
+        """Answers what comes by the mailbox, the guest standing still between, until the stream goes on by
+        vsock."""
+        while True:
+            self.usage.go_on()
+            count = self.shell.execution_count
+            try:
+                rest = _thawbox.next(self.shell.run, count)
+            except BaseException:  # of a signal handler that a cell has left behind
+                traceback.print_exc()
+                continue
+            if rest is None:
+                return
+            self.end_mailed(count, rest)
+
+    def end_mailed(self, count: int, rest: bytes | tuple[int, int, Any]) -> None:
+        """Answers a request that came by the mailbox as far as _thawbox has not done so."""
+        if isinstance(rest, bytes):
+            self.answer(rest[4], rest[HEADER.size:], True)
+        else:
+            self.end_cell_mailed(count, *rest)
+
+    def end_cell_mailed(self, count: int, start_ns: int, ended_ns: int, error: Any) -> None:
+        """Notes what the cell used; answers it, if it went wrong."""
         self.usage.start_ns = start_ns
         if not ended_ns:
             if isinstance(error, BaseException):
@@ -414,6 +440,7 @@ def run_kernel(parent: Any, listener: socket.socket, role: str, port: int, say: 
             make_ready(parent, kernel, say)
             kernel.freeze(FIRST_CELLS[0],
                           lambda: parent.warm_up(lambda text: None, first_only=True))
+            kernel.rest()
             kernel.serve(listener)
         else:
             os.close(say)
@@ -433,6 +460,7 @@ def make_ready(parent: Any, kernel: Kernel, say: int) -> None:
     visit_names()
     os.write(say, b"rehearse the first cell\n")
     kernel.rehearse_all(FIRST_CELLS)
+    os.sync()  # or each sandbox's kernel goes on writing what the bake has left dirty
     os.write(say, b"ready\n")
     _thawbox.rest(QUIET_S)
     os.close(say)

@@ -23,7 +23,8 @@ WARMUP = ROOT / "guest" / "templates" / "code-interpreter" / "warmup.py"
 PYTHON = "/usr/bin/python3"
 AREA = 16 * 4096
 REQUEST, CELL, RESULT, STDOUT, STDERR, DISPLAY = 0x01, 0x04, 0x10, 0x11, 0x12, 0x14
-PORT, PARK, OUT, DONE = 0x0C, 0x10, 0x14, 0x18
+PORT, PARK, OUT, DONE, NEXT = 0x0C, 0x10, 0x14, 0x18, 0x1C
+SERVED, LOOK, YIELD = 0xFFFFFFFE, 0xFFFFFFFC, 0xFFFFFFFB
 HEADER = struct.Struct("<IB")
 
 
@@ -203,6 +204,28 @@ class Bell:
         self.put(frame, **wake)
         self.trace.clear()
         self.reply(len(frame))
+        return self.collect()
+
+    def wait_next(self, value: int = 0) -> None:
+        """Replies to DONE, or `value` to PARK or NEXT; returns when the kernel reads NEXT, unanswered then."""
+        self.reply(value)
+        assert self.access() == (NEXT, 0, False)
+
+    def next(self, frame: bytes) -> Answer:
+        """As thaw(), of a later request: the kernel stands at DONE."""
+        self.wait_next()
+        frame = cell(frame)
+        self.map[:len(frame)] = frame
+        self.reply(len(frame))
+        return self.collect()
+
+    def serve(self, value: int = 0) -> None:
+        """As wait_next(), then has the kernel go on by its stream."""
+        self.wait_next(value)
+        self.reply(SERVED)
+
+    def collect(self) -> Answer:
+        """Collects output until DONE."""
         frames, answer = Frames(), Answer()
         while True:
             off, value, is_write = self.access()

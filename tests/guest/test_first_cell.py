@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import AREA, DONE, OUT, PORT, PYTHON, WARMUP, Guest, request
+from harness import AREA, DONE, LOOK, NEXT, OUT, PORT, PYTHON, WARMUP, YIELD, Guest, cell, request
 
 
 def minor_faults(pid: int) -> int:
@@ -95,7 +95,7 @@ def test_wake_sets_environment_and_then_the_stream_serves(start):
         run("import os\n[os.environ[k] for k in ('KEY', 'HOSTNAME', 'THAWBOX_ID')]\n"),
         env={"KEY": "v\u00e9"}, hostname="box", id="abc")
     assert answer.text == "['v\u00e9', 'box', 'abc']"
-    guest.bell.reply()
+    guest.bell.serve()
     stream = guest.connect()
     usage = stream.call(op="usage").result
     assert 0 < usage["wall_ms"] < 5000 and usage["peak_kib"] > 10000
@@ -158,7 +158,7 @@ def test_park_zero_takes_the_wake_and_serves(start):
     guest = start("--imports", "numpy", doorbell=True)
     park(guest)
     guest.bell.put(b"", env={"A": "1"})
-    guest.bell.reply(0)
+    guest.bell.serve(0)
     assert guest.connect().run("import os; os.environ['A']").text == "'1'"
 
 
@@ -183,7 +183,7 @@ def test_park_warm_runs_the_warm_up_and_forgets_it(start, tmp_path):
     guest.bell.wait_parked()
     answer = guest.bell.thaw(run("os.environ['RUNS'] if 'os' in globals() else __import__('os').environ['RUNS']"))
     assert answer.text == "'xxx'", "in the parent, in the kernel, and once more"
-    guest.bell.reply()
+    guest.bell.serve()
     assert guest.connect().run("y").error["name"] == "NameError"
 
 
@@ -194,7 +194,7 @@ def test_first_cell_that_fails(start, code, name):
     answer = guest.bell.thaw(run(f"print('so far')\n{code}"))
     assert answer.error["name"] == name and answer.stdout == "so far\n"
     assert answer.result["execution_count"] == 1
-    guest.bell.reply()
+    guest.bell.serve()
     stream = guest.connect()
     assert stream.call(op="usage").result["wall_ms"] > 0
     assert stream.run("2").result["execution_count"] == 2
@@ -221,8 +221,49 @@ def test_a_first_request_other_than_a_cell(start):
     park(guest)
     answer = guest.bell.thaw(request(op="nonsense"))
     assert answer.error["name"] == "ProtocolError" and guest.bell.trace[-1][0] == DONE
-    guest.bell.reply()
+    guest.bell.serve()
     assert guest.connect().run("1").result["execution_count"] == 1
+
+
+def test_later_cells_come_by_the_mailbox(start):
+    guest = start("--imports", "numpy", doorbell=True)
+    park(guest)
+    assert guest.bell.thaw(run("x = 5\nx")).text == "5"
+    assert guest.bell.next(run("x + 1")).text == "6"
+    again = guest.bell.next(run("print('so far')\n1/0"))
+    assert again.error["name"] == "ZeroDivisionError" and again.stdout == "so far\n"
+    assert guest.bell.next(request(op="complete", code="x.bit_l", cursor=7)).result["matches"]
+    assert guest.bell.next(request(op="usage")).result["wall_ms"] > 0
+    last = guest.bell.next(run("!echo $HOME | wc -c; exit 3"))
+    assert last.result["execution_count"] == 4
+    guest.bell.serve()
+    assert guest.connect().run("x").text == "5"
+
+
+def test_a_request_that_is_looked_at_twice(start):
+    """LOOK and YIELD mean: read again. Signals and other threads have their turn meanwhile."""
+    guest = start("--imports", "numpy", doorbell=True)
+    pid = park(guest)
+    guest.bell.thaw(run("import signal, threading, time\nhits = []\n"
+                        "signal.signal(signal.SIGUSR1, lambda *a: hits.append('signal'))\n"
+                        "signal.signal(signal.SIGUSR2, lambda *a: 1/0)\n"
+                        "threading.Timer(0.2, lambda: hits.append('thread')).start()"))
+    guest.bell.wait_next()
+    os.kill(pid, 10)
+    time.sleep(0.5)
+    guest.bell.reply(LOOK)
+    assert guest.bell.access()[0] == NEXT
+    os.kill(pid, 12)
+    guest.bell.reply(YIELD)
+    assert guest.bell.access()[0] == NEXT
+    os.kill(pid, 2)
+    frame = run("sorted(hits)")
+    guest.bell.reply(LOOK)
+    assert guest.bell.access()[0] == NEXT
+    guest.bell.map[:len(cell(frame))] = cell(frame)
+    guest.bell.reply(len(cell(frame)))
+    answer = guest.bell.collect()
+    assert answer.text == "['signal', 'thread']" and "ZeroDivisionError" in answer.stderr
 
 
 def test_request_fills_the_mailbox(start):
