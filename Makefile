@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # thawbox. `make help` lists the targets. V=1 shows commands, BUILD=dir builds elsewhere,
-# VARIANT=release|asan|tsan|clang|fuzz chooses how objects are built (check uses them all).
+# VARIANT=release|asan|tsan|clang|fuzz|cov chooses how objects are built (check uses them all).
 
 VERSION = 0.1.0
 PREFIX ?= /usr/local
@@ -12,13 +12,13 @@ VARIANT ?= release
 PACKAGES_RUN = gcc make libc6-dev liburing-dev libfdt-dev libjansson-dev libedit-dev libxxhash-dev \
 	linux-source-6.12 flex bison bc libelf-dev libssl-dev xz-utils zstd lz4 bzip2 gzip gdb cpio \
 	mmdebstrap erofs-utils e2fsprogs python3-dev python3-matplotlib python3-numpy
-PACKAGES_CHECK = clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev libcriterion-dev \
+PACKAGES_CHECK = clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev llvm-14 libcriterion-dev \
 	python3-pytest python3-ipython python3-pandas python3-scipy python3-pil python3-requests strace
 
 PYTHON = /usr/bin/python3
 CLANG = clang-14
 CC = gcc
-ifneq ($(filter clang fuzz,$(VARIANT)),)
+ifneq ($(filter clang fuzz cov,$(VARIANT)),)
 CC = $(CLANG)
 endif
 
@@ -39,10 +39,11 @@ MODE_clang = $(HARDEN)
 MODE_asan = $(SANITIZE)
 MODE_tsan = -O1 -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
 MODE_fuzz = $(SANITIZE) -fsanitize=fuzzer-no-link
+MODE_cov = -O1 -fsanitize=fuzzer-no-link -fprofile-instr-generate -fcoverage-mapping
 
 CFLAGS = -std=c11 -D_GNU_SOURCE -g -fPIE -I. $(WARN) $(MODE_$(VARIANT)) -MMD -MP
 CFLAGS += -DTHAWBOX_VERSION='"$(VERSION)"' -DTHAWBOX_PREFIX='"$(PREFIX)"'
-LDFLAGS = -pie -pthread -Wl,-z,relro,-z,now,-z,noexecstack $(filter -fsanitize=%,$(CFLAGS))
+LDFLAGS = -pie -pthread -Wl,-z,relro,-z,now,-z,noexecstack $(filter -fsanitize=% -fprofile-instr%,$(CFLAGS))
 
 # All but libc is linked in: each shared library costs a start 0.1 to 0.2 ms, and one sandbox is two starts.
 # (liburing 2.3 must be: its shared library lacks calls that the archive has.)
@@ -71,7 +72,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 	tests/tools/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	unit unit-asan e2e test-guest test-bench layers headers mirror format format-check lint analyze size tsan hwkvm \
+	fuzz-programs fuzz-replay unit unit-asan e2e test-guest test-bench layers headers mirror format format-check lint analyze size tsan hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -219,17 +220,30 @@ analyze:
 	$(Q)for f in $(filter %.c,$(C_FILES)); do \
 		gcc $(filter-out -MMD -MP,$(CFLAGS)) -fanalyzer -c -o /dev/null $$f || exit 1; done
 
-## fuzz          runs each fuzz target for FUZZ_SECONDS (default 60); F=name runs one
-FUZZ_SECONDS ?= 60
+## fuzz          libFuzzer for TIME seconds a target (30), two at a time; F=name runs one, COVERAGE=1 counts lines
+TIME ?= 30
+WANTED_FUZZ = $(or $(F),$(FUZZ))
 fuzz:
 	$(Q)$(MAKE) --no-print-directory VARIANT=fuzz fuzz-programs
-	$(Q)tests/tools/fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS) $(or $(F),$(FUZZ))
-fuzz-programs: $(FUZZ:%=$(BUILD)/fuzz/fuzz_%)
-$(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/obj/tests/fuzz/fuzz_%.o $(BUILD)/fuzz/liball.a
+	$(if $(COVERAGE),$(Q)$(MAKE) --no-print-directory VARIANT=cov fuzz-programs)
+	$(Q)$(PYTHON) tests/tools/fuzz.py $(BUILD)/fuzz $(TIME) $(WANTED_FUZZ) $(if $(JSON),--json) \
+		$(if $(COVERAGE),--coverage $(BUILD)/cov)
+fuzz-programs: $(WANTED_FUZZ:%=$(B)/fuzz_%)
+$(B)/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/liball.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS_vmm) $(LIBS_api)
-$(BUILD)/fuzz/liball.a: $(VMM) $(DEVICES) $(API) $(CORE)
+$(B)/liball.a: $(VMM) $(DEVICES) $(API) $(CORE)
 	$(Q)rm -f $@ && ar rcs $@ $^
+
+## fuzz-replay   all inputs in the tree, without libFuzzer (VARIANT=asan: under the other compiler's sanitizers)
+fuzz-replay: $(WANTED_FUZZ:%=$(B)/replay_%)
+	$(Q)for t in $(WANTED_FUZZ); do \
+		$(abspath $(B))/replay_$$t $(abspath tests/fuzz)/corpus/$$t $(abspath tests/fuzz)/regress/$$t || \
+		{ echo "fuzz-replay: $$t FAILED"; exit 1; }; done
+	@echo "fuzz-replay: $(words $(WANTED_FUZZ)) targets, no finding ($(VARIANT))"
+$(B)/replay_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(B)/liball.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_vmm) $(LIBS_api)
 
 ## size          fails when the monitor's text and data exceed 400 KiB
 size: $(B)/thawbox-vmm

@@ -3,17 +3,11 @@
  * A hostile kernel file: whatever it is, loading says yes or why not, and entry and code lie in RAM.
  * No unpacking program is found, so that a bzImage is followed as far as our own code goes.
  */
+#include "tests/fuzz/fuzz.h"
 #include "vmm/boot.h"
 #include "vmm/layout.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #define MEMORY (32ull << 20)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {

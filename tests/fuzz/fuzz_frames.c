@@ -5,10 +5,7 @@
  */
 #include "api/frames.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+#include "tests/fuzz/fuzz.h"
 
 static int drain(struct frame_reader *r)
 {

@@ -4,10 +4,16 @@
  * the fuzzer gets past them; each section that loads is put again and must load with equal content.
  */
 #include "core/state.h"
-#include "devices/vdev.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "devices/blk.h"
+#include "devices/doorbell.h"
+#include "devices/ioapic.h"
+#include "devices/serial.h"
+#include "devices/vdev.h"
+#include "tests/fuzz/fuzz.h"
+#include "vmm/guestsym.h"
+
+#define MAX_STATE 2048
 
 #define SAMPLE(F, A)         \
 	F(1, uint8_t, small) \
@@ -27,46 +33,19 @@ static int sample_check(void *state, uint16_t from, struct err *err)
 const struct state_desc *sample_desc(void);
 STATE_DESC(sample, SAMPLE, "SAMP", 1, sample_check);
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-
-static uint64_t le(const uint8_t *p, unsigned width)
-{
-	uint64_t v = 0;
-
-	memcpy(&v, p, width);
-	return v;
-}
-
-/* The checksum covers the first 12 bytes of the header and the body, which are not adjacent. */
-static void mend(uint8_t *p, size_t n)
-{
-	while (n >= 16 && le(p + 8, 4) <= n - 16) {
-		size_t body = le(p + 8, 4);
-		uint8_t *flat = malloc(12 + body);
-		uint32_t crc;
-
-		if (!flat)
-			abort();
-		memcpy(flat, p, 12);
-		memcpy(flat + 12, p + 16, body);
-		crc = state_crc(flat, 12 + body);
-		memcpy(p + 12, &crc, 4);
-		free(flat);
-		p += 16 + body;
-		n -= 16 + body;
-	}
-}
+/* Not in a header: the device alone saves and loads it. */
+const struct state_desc *vsock_state_desc(void);
 
 static void load_one(struct state_buf *in, const struct state_desc *desc)
 {
-	uint8_t first[512] = { 0 }, again[512] = { 0 };
+	uint8_t first[MAX_STATE] = { 0 }, again[MAX_STATE] = { 0 };
 	struct state_buf out = { 0 };
 	struct err err = { 0 };
 
 	if (desc->size > sizeof(first))
 		abort();
 	if (state_get(in, desc, 0, first, &err) < 0) {
-		static const uint8_t untouched[512];
+		static const uint8_t untouched[MAX_STATE];
 
 		if (err.code >= 0 || !err.msg[0] || memcmp(first, untouched, sizeof(first)) != 0)
 			abort();
@@ -81,6 +60,10 @@ static void load_one(struct state_buf *in, const struct state_desc *desc)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
+	static const struct state_desc *(*const kinds[])(
+		void) = { sample_desc,       virtq_state_desc,  vdev_state_desc,
+		          blk_state_desc,    vsock_state_desc,  doorbell_state_desc,
+		          ioapic_state_desc, serial_state_desc, guestsym_state_desc };
 	struct state_buf in = { 0 };
 	uint8_t raw[64];
 	size_t got;
@@ -93,12 +76,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 		return 0;
 	memcpy(in.p, data + 1, in.len);
 	if (data[0] & 1)
-		mend(in.p, in.len);
+		fz_mend(in.p, in.len);
 	for (size_t last = SIZE_MAX; in.pos != last;) {
 		last = in.pos;
-		load_one(&in, sample_desc());
-		load_one(&in, virtq_state_desc());
-		load_one(&in, vdev_state_desc());
+		for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
+			load_one(&in, kinds[i]());
 		if (state_get_var(&in, "RAWS", 0, raw, 1, sizeof(raw), &got, NULL) == 0 &&
 		    (got < 1 || got > sizeof(raw)))
 			abort();

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the seed inputs of the fuzz targets into tests/fuzz/corpus. Run after a format has changed."""
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def virtq() -> None:
     put("virtq", "read-write", ring(0, [(0x400, 64, NEXT, 1), (0x500, 32, WRITE, 0)], [0]))
     put("virtq", "two-chains", ring(2, [(0x400, 64, 0, 0), (0x500, 32, WRITE, 0)], [0, 1]))
     put("virtq", "loop", ring(0, [(0x400, 64, NEXT, 1), (0x500, 32, NEXT, 0)], [0]))
-    put("virtq", "outside", ring(0, [(0xFFFFF, 64, 0, 0)], [0]))
+    put("virtq", "outside", ring(0, [(0x1FFFF, 64, 0, 0)], [0]))
     put("virtq", "wrap", ring(0, [(0xFFFFFFFFFFFFFFF0, 64, 0, 0)], [0]))
     put("virtq", "write-then-read", ring(0, [(0x400, 64, NEXT | WRITE, 1), (0x500, 32, 0, 0)], [0]))
     table = struct.pack("<QIHHQIHH", 0x400, 64, NEXT, 1, 0x500, 32, WRITE, 0)
@@ -58,9 +59,6 @@ def virtq() -> None:
 
 
 def frames() -> None:
-    def frame(kind: int, payload: bytes) -> bytes:
-        return struct.pack("<IB", len(payload), kind) + payload
-
     result = json.dumps({"status": "ok", "execution_count": 1, "error": None}).encode()
     display = json.dumps({"kind": "result", "data": {"text/plain": "2"}, "metadata": {}}).encode()
     put("frames", "cell", b"\7" + frame(0x11, b"hello\n") + frame(0x14, display) + frame(0x10, result))
@@ -71,6 +69,192 @@ def frames() -> None:
     put("frames", "mixed-continuation", b"\7" + frame(0x91, b"a") + frame(0x12, b"b"))
 
 
-state()
-virtq()
-frames()
+def frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack("<IB", len(payload), kind) + payload
+
+
+RESULT = frame(0x10, json.dumps({"status": "ok", "execution_count": 1, "error": None, "alive": False, "port": 2001,
+                                 "size": 5, "mode": 420, "exit": 0, "matches": []}).encode())
+DISPLAY = frame(0x14, json.dumps({"kind": "result", "data": {"text/plain": "2"}, "metadata": {}}).encode())
+
+
+def blk() -> None:
+    """driver.h's operations, and requests of the honest driver: kind, fill, sector, sectors, cuts."""
+    def honest(flags: int, *requests: bytes) -> bytes:
+        return bytes([flags | 4, 0]) + b"".join(requests)
+
+    read, write, discard, zeroes = (lambda *a, k=k: bytes([k, *a]) for k in range(4))
+    for name, flags in (("base", 0), ("overlay", 1), ("readonly", 2)):
+        put("blk", f"honest-{name}", honest(flags, write(9, 1, 3) + b"\x00\x01\x10\x00", read(0, 0, 8) + b"\x40\x02",
+                                            discard(0, 0, 30), zeroes(0, 5, 3), write(7, 8, 16)))
+    put("blk", "honest-beyond-the-end", honest(1, write(1, 63, 4), zeroes(0, 64, 1), discard(0, 66, 66)))
+    put("blk", "hostile", bytes([1, 0]) + bytes([1, 0, 0, 0, 0, 0x40, 3, 1, 1,  # a header of 16 bytes, then
+                                                 1, 0, 1, 0, 0, 0x42, 1, 2, 0,  # a status of one
+                                                 2, 0, 0, 5, 0, 6, 0, 7, 0]))
+    put("blk", "reset-in-flight", bytes([0, 0]) + bytes([1, 0, 0, 0, 0, 0x40, 9, 2, 0, 2, 0, 0, 5, 0, 8, 0, 0, 5, 0, 6, 0]))
+
+
+def vsock() -> None:
+    def packet(op: int, kind: int = 0, tail: bytes = b"") -> bytes:
+        """Ports are the last ones; `kind` has the flags of send_packet()."""
+        return bytes([0, op | kind, 0, 0]) + tail
+
+    connect = bytes([0, 1 | 0x10, 0x81, 0x81, 0])  # guest port 1 to host port 1
+    turn, rx = bytes([4]), bytes([3])
+    put("vsock", "guest-connects", b"\0\0" + connect + turn + rx + turn + packet(5, 0x80, b"\x10\0\0") + turn)
+    put("vsock", "refused", b"\1\0" + connect + turn + rx + turn)
+    put("vsock", "host-connects", b"\0\0" + bytes([2, 0]) + turn + bytes([2, 6]) + turn + turn + bytes([2, 36, 2]) +
+        turn + packet(2) + turn + bytes([2, 12, 4]) + b"word" + turn)
+    put("vsock", "credit-lie", b"\0\0" + connect + turn + packet(6, 0x40, b"\0" + bytes([0xff] * 8)) + turn)
+    put("vsock", "storm", b"\0\0" + b"".join(bytes([0, 1 | 0x10, 0xe0 + n, 0x81, 0]) for n in range(24)) + turn * 4)
+
+
+def accesses() -> None:
+    def write(device: int, reg: int, value: int) -> bytes:
+        return bytes([0, 0x40, reg, device]) + struct.pack("<I", value)
+
+    regs = [0x14, 0x20, 0x24, 0x30, 0x38, 0x44, 0x50, 0x64, 0x70, 0x80, 0x90, 0xA0, 0x08, 0x10, 0x18, 0x0C]
+    reg = {r: i for i, r in enumerate(regs)}
+    put("mmio", "start-all", b"\1" + bytes([5, 0, 0, 5, 1, 0, 5, 2, 0, 6]))
+    put("mmio", "kick-all", b"\0" + bytes([5, 0, 0, 5, 1, 0, 5, 2, 0]) + write(0, reg[0x50], 1) + write(1, reg[0x50], 0) + b"\6")
+    put("mmio", "size-after-driver-ok", b"\1" + bytes([5, 1, 0]) + write(1, reg[0x38], 0xFFFF) + write(1, reg[0x80], 0xFFFFFFF0))
+    put("mmio", "queue-sel-out-of-range", b"\1" + write(1, reg[0x30], 0xFFFFFFFF) + write(1, reg[0x38], 8) + write(1, reg[0x44], 1))
+    put("mmio", "ioapic-storm", b"\0" + b"".join(bytes([0, 0x40, 12, 5]) + struct.pack("<I", n) for n in range(16)))
+    put("mmio", "doorbell", b"\0" + b"".join(bytes([0, 0x40, 0xa0, 4]) + struct.pack("<HI", r, v) for r, v in (
+        (4, 0x1000), (8, 0), (4, 0x2000), (8, 0), (0x0C, 2000))) + bytes([0, 0x80, 0xa0, 4, 0x10, 0, 7, 2]) +
+        bytes([0, 0x40, 0xa0, 4]) + struct.pack("<HI", 0x14, 100) + bytes([0, 0x40, 0xa0, 4]) + struct.pack("<HI", 0x18, 0xFFFFFFFF))
+    for flags in range(8):
+        put("serial", f"burst-{flags}", bytes([flags, 2, 40, 6, 0, 4, 200, 2, 255, 3, 0, 4, 255, 1, 0, 15, 0, 1, 0, 2, 0, 0, 2, 5, 3]) + b"abc" + b"\6\0\3\0\0\0")
+    put("ioapic", "edges", b"".join(bytes([0, n, 1, 0]) + struct.pack("<BI", 0x10 + 2 * n, 0x30 + n) for n in range(24)))
+    put("ioapic", "masked", bytes([1, 0, 0x12]) + struct.pack("<I", 0x10031) + bytes([0, 1, 1, 0, 0x12]) + struct.pack("<I", 0x31))
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def queue(instance: int, ready: int) -> bytes:
+    at = 0x800 * (instance % 3)
+    return section(b"VIRQ", 1, struct.pack("<HBQQQHHHB", 16, ready, at, at + 0x200, at + 0x400, 3, 3, 3, 1), instance)
+
+
+def device(instance: int, queues: int, status: int, own: bytes) -> bytes:
+    vdev = section(b"VDEV", 1, struct.pack("<IIIIIIQ", status, 1, 0, 0, 0, 0, 1 << 32), instance)
+    return vdev + b"".join(queue(3 * instance + q, status // 15) for q in range(queues)) + own
+
+
+def snapshot() -> None:
+    """A machine of 1 MiB with one vCPU and two disks; sizes are those of Linux's KVM structures."""
+    head = section(b"HEAD", 1, bytes(16) + struct.pack("<QQII", 1 << 20, 0, 1, 2) + bytes(96))
+    head += section(b"DISK", 1, struct.pack("<BQI", 1, 4096, crc32c(bytes(4096))) + b"image".ljust(256, b"\0"), 0)
+    head += section(b"DISK", 1, struct.pack("<BQI", 0, 4096, 0) + bytes(256), 1)
+    cpu = section(b"GSYM", 1, bytes(36 * 8 + 4)) + section(b"CLCK", 1, bytes(8))
+    for tag, size in (("CPID", 40), ("REGS", 144), ("SREG", 312), ("XCRS", 392), ("XSAV", 4096), ("DREG", 128),
+                      ("LAPC", 1024)):
+        cpu += section(tag.encode(), 0, bytes(size))
+    cpu += section(b"MSRS", 0, struct.pack("<IIQ", 0x10, 0, 1)) + section(b"EVNT", 0, bytes(64))
+    cpu += section(b"MPST", 0, bytes(4)) + section(b"TSCD", 0, bytes(24))
+
+    def machine(status: int, replies: int, pages: list[int]) -> bytes:
+        bell = struct.pack("<IIII64QI", 1, 2000, 0, len(pages), *pages, *[0] * (64 - len(pages)), 2)
+        apic = struct.pack("<III24Q", 0, 0, 0, *[1 << 16] * 24)
+        uart = struct.pack("<9BII64B", *[0] * 5, 1, 0, 0, 0, 0, 0, *[0] * 64)
+        lost = struct.pack("<QIIIHI", 3, 1, 0, 0, 0, replies) + bytes(64 * 18)
+        return (section(b"BELL", 2, bell) + section(b"IOAP", 1, apic) + section(b"UART", 1, uart) +
+                device(0, 3, status, section(b"VSCK", 1, lost)) +
+                device(1, 1, status, section(b"BLK ", 1, struct.pack("<QB", 4096, 1), 1)) +
+                device(2, 1, status, section(b"BLK ", 1, struct.pack("<QB", 4096, 0), 2)))
+
+    put("snapshot", "idle", b"THAWBOX1" + head + cpu + machine(0, 0, []))
+    put("snapshot", "running", b"THAWBOX1" + head + cpu + machine(15, 64, [0x1000, 0x2000]))
+    put("snapshot", "mailbox-outside", b"THAWBOX1" + head + cpu + machine(15, 0, [1 << 40, 0x2000]))
+    put("snapshot", "head-only", b"THAWBOX1" + head)
+
+
+def memory() -> None:
+    def runs(*entries: tuple[int, int, int]) -> bytes:
+        head = bytes(16) + struct.pack("<IIIIII", len(entries), 1, 1, 1, 1, 1)
+        return section(b"WSET", 4, head) + section(b"RUNS", 0, b"".join(struct.pack("<QII", *e) for e in entries))
+
+    put("workset", "all-classes", runs((0, 1, 0), (0x1000, 2, 1), (0x4000, 1, 2), (0x100000000, 4, 3), (0x6000, 9, 4)))
+    put("workset", "outside", runs((0x1F000, 2, 1)))
+    put("workset", "wraps", runs((0xFFFFFFFFFFFFF000, 0xFFFFFFFF, 1)))
+    put("workset", "no-runs", runs())
+
+    def entry(table: int, slot: int, kind: int, to: int) -> bytes:
+        return struct.pack("<BHBB", table, slot, kind, to)
+
+    chain = entry(0, 0, 3, 1) + entry(1, 0, 3, 2) + entry(2, 0, 3, 3)
+    put("guestpages", "one-page", b"\0\0" + chain + entry(3, 5, 7, 9) + entry(3, 6, 1, 8))
+    put("guestpages", "loop", b"\0\0" + b"".join(entry(0, n, 7, 0) for n in range(6)))
+    put("guestpages", "large", b"\0\0" + chain + entry(2, 1, 11, 4) + entry(1, 1, 11, 4))
+    put("guestpages", "upper-half", b"\0\0" + entry(0, 300, 3, 1) + chain)
+
+    names = re.findall(r'SYM\("([\w.]+)", (\w+)', (CORPUS.parents[2] / "vmm" / "guestsym.c").read_text())
+    base = 0xFFFFFFFF81000000
+    text = f"virtual_base {base:x} 0\n" + "".join(
+        f"{name} {base + 0x1000 + 0x400 * n:x} {65 if size == 'NODENAME_LEN' else int(size) or 256:x}\n"
+        for n, (name, size) in enumerate(names))
+    put("guestsym", "symbols", b"\0" + text.encode())
+    put("guestsym", "symbols-twice", b"\0" + (text + text.split("\n")[1] + "\n").encode())
+    now = struct.pack("<QQ", 1800000100 * 10**9, 5)
+    put("guestsym", "apply-all", b"\1\x8f" + now + b"\0")
+    put("guestsym", "apply-at-the-edge", b"\1\x87" + now + b"\1\5\xe0\1")
+
+
+def lines_and_streams() -> None:
+    def request(**members) -> bytes:
+        return frame(0x01, json.dumps(members).encode())
+
+    put("first", "cell", request(op="run", code="1+1"))
+    put("first", "cell-whole", request(op="run", code="print('\u00e9')", silent=True, max_output=1000) + RESULT)
+    put("first", "other", request(op="usage") + b"rest")
+    put("first", "too-long", struct.pack("<IB", 70000, 1) + b"x" * 100)
+
+    def piece(text: str, fds: int = 0) -> bytes:
+        return struct.pack("<BH", fds, len(text)) + text.encode()
+
+    put("ctl", "before-a-machine", piece('{"cmd":"stats"}\n{"cmd":"pause"}\n{"cmd":"no"}\nno\n[]\n{"cmd":"quit"}\n'))
+    put("ctl", "boot", piece('{"cmd":"boot","kernel":"k","memory_mb":64,"vcpus":1,"serial":"fd",'
+                             '"disks":[{"path":"d","readonly":true}]}\n', 1))
+    put("ctl", "boot-without-disk-path", piece('{"cmd":"boot","kernel":"k","disks":[{}]}\n'))
+    put("ctl", "thaw", piece('{"cmd":"thaw","dir":"d","env":{"A":"b"},"id":"i","hostname":"h"}\n', 2))
+    put("ctl", "in-pieces", piece('{"cmd":"sn', 1) + piece('apshot"}\n', 3) + piece('{"cmd":"connect","port":0}\n', 4))
+    put("ctl", "deep", piece("[" * 3000 + "\n"))
+    put("fdt", "usual", b"\1\2\0\x10\0" + struct.pack("<Q", 0x1FFFF000))
+    put("fdt", "no-room", b"\1\7\x40\0\0")
+    put("fdt", "too-many-disks", b"\1\0\0\x10\1" + struct.pack("<IQ", 0xFFFFFFFF, 0))
+    good = "00" * 16
+    put("template", "checksums", b"\0" + f"{good}  memory\n{good}  state\n".encode())
+    put("template", "checksums-above", b"\0" + f"{good}  ..\n{good}  ../x\n".encode())
+    put("template", "manifest", b"\1" + json.dumps({"name": "t", "memory_mb": 512, "vcpus": 1}).encode())
+    put("template", "manifest-numbers", b"\1" + json.dumps({"name": "t", "memory_mb": -1, "vcpus": 1e300}).encode())
+    put("template", "current", b"\x02" + b"1")
+    put("template", "current-above", b"\x02" + b"../t/1")
+
+    def cell_input(op: int, kernel: bytes, agent: bytes = b"", lines: bytes = b"") -> bytes:
+        agent += b"\0" * (len(agent) % 2)
+        return bytes([op, len(agent) // 2]) + agent + bytes([len(lines)]) + lines + kernel
+
+    whole = frame(0x11, b"out\n") + frame(0x12, b"err\n") + DISPLAY + RESULT
+    put("cell", "cell", cell_input(0, whole))
+    put("cell", "first-cell", cell_input(1, whole))
+    put("cell", "cell-flood", cell_input(0, frame(0x11, b"x" * 9000) + RESULT))
+    put("cell", "cell-dies", cell_input(0xE0, frame(0x11, b"last"), RESULT))
+    put("cell", "cell-no-status", cell_input(0, frame(0x10, b"{}")))
+    put("cell", "usage", cell_input(2, RESULT))
+    put("cell", "complete", cell_input(3, RESULT))
+    put("cell", "call", cell_input(4, b"", RESULT))
+    put("cell", "get", cell_input(5, b"", frame(2, b"bytes") + frame(3, b"") + RESULT))
+    put("cell", "put", cell_input(6, b"", RESULT))
+    put("cell", "exec", cell_input(7, b"", frame(0x11, b"hi") + RESULT))
+    put("cell", "monitor-lies", cell_input(0, b"", RESULT, b'{"event":"exit","reason":"x"}\nno\n'))
+
+
+for make in (state, virtq, frames, blk, vsock, accesses, snapshot, memory, lines_and_streams):
+    make()

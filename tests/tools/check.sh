@@ -28,7 +28,8 @@ step "unit tests" unit
 step "unit tests under ASan and UBSan" VARIANT=asan unit
 step "the interpreter kernel" test-guest
 step "lint" lint
-step "fuzz, 5 s each" fuzz FUZZ_SECONDS=5
+step "fuzz: inputs in the tree, under ASan and UBSan" VARIANT=asan fuzz-replay
+step "fuzz" fuzz
 if [ "${1-}" != fast ]; then
     step "threads under TSan" tsan
     step "guest kernel, root image, template" template
