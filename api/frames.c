@@ -121,13 +121,14 @@ static int take_part(struct frame_reader *r, struct frame *frame, bool more)
 int frame_next(struct frame_reader *r, struct frame *frame)
 {
 	for (;;) {
-		const uint8_t *p = r->in.p + r->in.pos;
 		size_t held = r->in.len - r->in.pos, len;
+		const uint8_t *p;
 		bool more;
 		int rc;
 
 		if (held < FRAME_HEAD)
 			return 0;
+		p = r->in.p + r->in.pos; /* not before: there may be no buffer yet */
 		len = p[0] | (size_t)p[1] << 8 | (size_t)p[2] << 16 | (size_t)p[3] << 24;
 		more = p[4] & FRAME_MORE;
 		frame->type = (enum frame_type)(p[4] & ~FRAME_MORE);

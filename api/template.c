@@ -79,8 +79,10 @@ static int lock_current(struct template *t, const char *path, struct err *err)
 
 static int missing(const char *name, uint64_t memory_mb, int code, struct err *err)
 {
-	if (code != -ENOENT)
-		return err_set(err, code, "template %s: %s", name, strerror(-code));
+	if (code != -ENOENT) {
+		(void)err_set(err, code, "template %s: %s", name, strerror(-code));
+		return err_remedy(err, "bake it again: thawbox template build --force %s", name);
+	}
 	if (memory_mb) {
 		(void)err_set(err, code, "template %s has no variant of %llu MB", name,
 		              (unsigned long long)memory_mb);
