@@ -69,10 +69,10 @@ FUZZ = $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 C_DIRS = core devices vmm api guest/init bench
 C_FILES = $(foreach d,$(C_DIRS),$(wildcard $(d)/*.[ch]))
 FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/fuzz/*.[ch] \
-	tests/tools/*.[ch])
+	tests/tools/*.[ch] tests/hostile/payload/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	fuzz-programs fuzz-replay unit unit-asan e2e test-guest test-bench layers headers mirror format format-check lint analyze size tsan hwkvm \
+	fuzz-programs fuzz-replay hostile unit unit-asan e2e test-guest test-bench layers headers mirror format format-check lint analyze size tsan hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -268,6 +268,21 @@ tsan:
 	$(Q)TSAN_OPTIONS=exitcode=66:log_path=$(abspath $(BUILD))/tsan/race THAWBOX_BIN=$(abspath $(BUILD))/tsan \
 		$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/e2e/test_machine.py tests/e2e/test_freeze.py
 	$(Q)! cat $(BUILD)/tsan/race.* 2>/dev/null
+
+## hostile       a guest kernel of ours that attacks its devices, in a monitor under ASan and UBSan; K=expression
+HOSTILE = $(sort $(wildcard tests/hostile/payload/*.c tests/hostile/payload/*.S))
+hostile:
+	$(Q)$(MAKE) --no-print-directory VARIANT=asan $(BUILD)/asan/thawbox-vmm $(BUILD)/hostile/payload
+	$(Q)THAWBOX_BIN=$(abspath $(BUILD))/asan HOSTILE_PAYLOAD=$(abspath $(BUILD))/hostile/payload \
+		$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/hostile $(if $(K),-k '$(K)')
+# A kernel: no libraries, no registers but the general ones, nothing that software KVM cannot interpret.
+$(BUILD)/hostile/payload: $(HOSTILE) $(wildcard tests/hostile/payload/*.h)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)gcc -std=gnu11 -O1 -g -Wall -Wextra -Wshadow -Wmissing-prototypes -Werror -ffreestanding -nostdlib -static \
+		-no-pie -fno-pie -mno-red-zone -mgeneral-regs-only -fno-stack-protector -fcf-protection=none \
+		-fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
+		-Wl,-Ttext-segment=0x200000,--build-id=none,-z,noexecstack,-z,max-page-size=4096 -o $@ $(HOSTILE)
 
 ## hwkvm         the bare machine's tests under emulated hardware KVM (QEMU; fetches a Debian kernel once)
 hwkvm: build

@@ -32,6 +32,7 @@ step "fuzz: inputs in the tree, under ASan and UBSan" VARIANT=asan fuzz-replay
 step "fuzz" fuzz
 if [ "${1-}" != fast ]; then
     step "threads under TSan" tsan
+    step "a hostile guest" hostile
     step "guest kernel, root image, template" template
     step "end to end" e2e
     step "the benchmarks' programs" test-bench
