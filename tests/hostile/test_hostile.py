@@ -10,7 +10,7 @@ from conftest import WAIT_S
 
 # Each ends by powering the machine off.
 SCENARIOS = ["late_changes", "queue_sel", "loops", "lengths", "index_jumps", "indirect", "features", "status_games",
-             "config_space", "break_storm", "sectors", "vsock_bounds", "credit_lies", "storm", "doorbell",
+             "config_space", "break_storm", "race", "sectors", "vsock_bounds", "credit_lies", "storm", "doorbell",
              "serial_flood", "ioapic", "unmapped", "ports"]
 
 # Those in which a device must have been broken, and the log must say so.
@@ -29,7 +29,7 @@ def test_scenario(hostile, neighbour, scenario):
     assert b"failed:" not in text, text
     assert h.exit_event()["reason"] == "shutdown"
     log = h.finish()
-    assert ("must reset the device" in log) == (scenario in BREAKS) or scenario in ("ioapic", "status_games"), log
+    assert ("must reset the device" in log) == (scenario in BREAKS) or scenario in ("ioapic", "race", "status_games"), log
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -123,7 +123,7 @@ void disk_works(struct dev *d);
 /* Scenarios, by file. */
 void late_changes(void), queue_sel(void), loops(void), lengths(void), index_jumps(void),
 	indirect(void), features(void), status_games(void), config_space(void), break_storm(void),
-	sectors(void);
+	race(void), sectors(void);
 void vsock_bounds(void), credit_lies(void), storm(void);
 void doorbell(void), park(void), serial_flood(void), ioapic(void), ioapic_nmi(void),
 	ioapic_init(void), unmapped(void), ports(void), triple_fault(void), halt(void),

@@ -249,6 +249,37 @@ void break_storm(void)
 	disk_works(&disk);
 }
 
+/* What the device has checked must be what it uses: all of it changes under its feet. */
+void race(void)
+{
+	volatile struct desc *data = &disk.ring[0].desc[1];
+	volatile uint64_t *head = (volatile uint64_t *)DATA;
+
+	start(&disk);
+	for (unsigned round = 0; round < 300; round++) {
+		head[0] = 0;
+		head[1] = 0;
+		put(&disk, 0, 0, DATA, 16, D_NEXT, 1);
+		put(&disk, 0, 1, DATA + 0x1000, 512, D_NEXT | D_WRITE, 2);
+		put(&disk, 0, 2, DATA + 0x100, 1, D_WRITE, 0);
+		publish(&disk, 0, 0);
+		kick(&disk, 0);
+		for (unsigned i = any(60); i; i--) {
+			data->len = i & 1 ? 0xffffffff : 512;
+			data->addr = i & 1 ? RAM - 8 : DATA + 0x1000;
+			data->next = i & 1 ? RING_SIZE : 2;
+			head[0] = i & 1;
+			head[1] = i & 1 ? ~0ull : 0;
+		}
+		if (rd32(DISK + R_STATUS) != S_RUNNING)
+			start(&disk);
+		while ((uint16_t)(disk.ring[0].used[0] >> 16) != disk.ring[0].added)
+			if (rd32(DISK + R_STATUS) != S_RUNNING)
+				start(&disk);
+	}
+	disk_works(&disk);
+}
+
 /* Requests beyond the disk, and writes to one that is read-only. */
 void sectors(void)
 {
