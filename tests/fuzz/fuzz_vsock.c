@@ -125,9 +125,10 @@ static void send_packet(struct fz_in *in)
 	if (gmem_write(&drv.mem, gpa(at), &hdr, sizeof(hdr)) < 0)
 		abort();
 	dr_desc(&drv, TX * DR_QUEUE, 2u * slot, at, sizeof(hdr), kind & 0x10 ? 0 : 1, 2 * slot + 1);
-	/* Payload: anything of the low memory, as long as the header says, or a little less. */
-	dr_desc(&drv, TX * DR_QUEUE, 2u * slot + 1, 0,
-	        hdr.len ? hdr.len - (hdr.len > 1 && (kind & 7) == 7) : 1, 0, 0);
+	/* Payload: anything of the low memory, as long as the header says, or less. */
+	if (hdr.len > 1 && (hdr.flags & 0x80))
+		hdr.len -= 1 + hdr.flags % hdr.len % (hdr.len - 1);
+	dr_desc(&drv, TX * DR_QUEUE, 2u * slot + 1, 0, hdr.len ? hdr.len : 1, 0, 0);
 	dr_publish(&drv, TX, 2 * slot);
 	dr_write(&drv, 0x50, TX);
 }
