@@ -19,7 +19,8 @@ from vmm import Vmm, marked_processes  # noqa: E402
 
 BIN = Path(os.environ["THAWBOX_BIN"])
 PAYLOAD = Path(os.environ["HOSTILE_PAYLOAD"])
-WAIT_S = float(os.environ.get("THAWBOX_HOSTILE_WAIT_S", 120))  # a guard, for a busy machine with software KVM and sanitizers
+# A guard, for a busy machine with software KVM and sanitizers.
+WAIT_S = float(os.environ.get("THAWBOX_HOSTILE_WAIT_S", 120))
 
 SECTORS = 64
 IMAGE = b"".join(bytes([n + 1]) * 512 for n in range(SECTORS))  # the payload knows it: lib.c, disk_works()
@@ -106,7 +107,6 @@ class Hostile:
             disk.write_bytes(IMAGE)
         vsock = tmp / "v"
         self.programs = Programs(vsock)
-        self.log = tmp / "log"
         self.monitor = Vmm(BIN / "thawbox-vmm", env=env)
         ours, theirs = socket.socketpair()
         self.console = Console(ours)
@@ -172,7 +172,6 @@ def neighbour(mark, tmp_path_factory):
 def hostile(tmp_path, mark, neighbour):
     """hostile(scenario, seed) -> Hostile. The neighbour answers before, and when all is over."""
     started = []
-    # Sockets have short paths.
     neighbour()
 
     def start(scenario: str, seed: int = 1) -> Hostile:

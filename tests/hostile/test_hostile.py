@@ -15,6 +15,7 @@ SCENARIOS = ["late_changes", "queue_sel", "loops", "lengths", "index_jumps", "in
 
 # Those in which a device must have been broken, and the log must say so.
 BREAKS = {"late_changes", "loops", "lengths", "index_jumps", "indirect", "features", "break_storm", "vsock_bounds"}
+MAY_BREAK = {"ioapic", "race", "status_games"}
 
 # THAWBOX_HOSTILE_SEED=N repeats a run; else each run has new seeds.
 SEEDS = [int(os.environ.get("THAWBOX_HOSTILE_SEED", random.randrange(1, 1 << 32))) + n for n in range(3)]
@@ -29,7 +30,8 @@ def test_scenario(hostile, neighbour, scenario):
     assert b"failed:" not in text, text
     assert h.exit_event()["reason"] == "shutdown"
     log = h.finish()
-    assert ("must reset the device" in log) == (scenario in BREAKS) or scenario in ("ioapic", "race", "status_games"), log
+    if scenario not in MAY_BREAK:
+        assert ("must reset the device" in log) == (scenario in BREAKS), log
 
 
 @pytest.mark.parametrize("seed", SEEDS)
