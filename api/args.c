@@ -24,6 +24,9 @@ static int parse_number(const struct arg *arg, const char *value, struct err *er
 static int parse_bytes(const struct arg *arg, const char *value, struct err *err)
 {
 	static const char units[] = "KMGT";
+	bool rate = arg->kind == ARG_RATE;
+	const char *want =
+		rate ? "a rate such as 500, 64K/s or 50M/s" : "a size such as 64K, 8M or 1G";
 	unsigned shift = 0;
 	uint64_t n;
 	char *end;
@@ -31,7 +34,7 @@ static int parse_bytes(const struct arg *arg, const char *value, struct err *err
 	errno = 0;
 	n = strtoull(value, &end, 10);
 	if (errno || end == value || *value == '-')
-		return bad_value(arg, value, "a size such as 64K, 8M or 1G", err);
+		return bad_value(arg, value, want, err);
 	if (*end && strchr(units, *end & ~0x20)) {
 		shift = 10 * (unsigned)(strchr(units, *end & ~0x20) - units + 1);
 		end++;
@@ -40,8 +43,10 @@ static int parse_bytes(const struct arg *arg, const char *value, struct err *err
 	}
 	if (*end == 'B')
 		end++;
+	if (rate && end[0] == '/' && end[1] == 's')
+		end += 2;
 	if (*end || n > UINT64_MAX >> shift >> 1)
-		return bad_value(arg, value, "a size such as 64K, 8M or 1G", err);
+		return bad_value(arg, value, want, err);
 	*(uint64_t *)arg->to = n << shift;
 	return 0;
 }
@@ -84,6 +89,7 @@ static int take_value(const struct arg *arg, const char *value, struct err *err)
 	case ARG_NUMBER:
 		return parse_number(arg, value, err);
 	case ARG_BYTES:
+	case ARG_RATE:
 		return parse_bytes(arg, value, err);
 	case ARG_SECONDS:
 		return parse_seconds(arg, value, err);

@@ -52,6 +52,17 @@ int cmd_usage(const struct cmd *cmd, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* "thawbox: <message>" and the remedy, on standard error. Returns `code`. */
 int cmd_fail(int code, const struct err *err);
 
+/* Options of those that make a sandbox: what it is held to (struct sandbox_limits). */
+#define CMD_LIMIT_ARGS(limits)                                                         \
+	{ "disk-rate",          '\0',      ARG_RATE,                                   \
+	  &(limits).disk_bytes, "BYTES/S", "of each disk, such as 50M/s (no limit)" }, \
+		{ "disk-ops",         '\0',  ARG_RATE,                                 \
+		  &(limits).disk_ops, "N/S", "requests of each disk (no limit)" },     \
+	{                                                                              \
+		"vsock-rate", '\0', ARG_RATE, &(limits).vsock_bytes, "BYTES/S",        \
+			"of streams, each way (no limit)"                              \
+	}
+
 /* The exit code that an error of a sandbox's operation stands for. `sb` may be NULL. */
 int cmd_exit_code(const struct sandbox *sb, const struct err *err);
 

@@ -26,6 +26,7 @@ struct exec_opts {
 	const char *template, *cwd, *user;
 	struct arg_list env;
 	uint64_t timeout_ns, memory_mb;
+	struct sandbox_limits limits;
 };
 
 static json_t *request_json(const struct exec_opts *o, const struct arg_rest *rest, json_t *env)
@@ -61,7 +62,9 @@ static int run_in_sandbox(const struct exec_opts *o, json_t *request)
 	struct show show = { 0 };
 	struct cell_sink sink = { .output = show_output, .ctx = &show };
 	struct agent_exec exec = { .request = request, .in_fd = 0, .timeout_ns = o->timeout_ns };
-	struct session_spec spec = { .template = o->template, .memory_mb = o->memory_mb };
+	struct session_spec spec = { .template = o->template,
+		                     .memory_mb = o->memory_mb,
+		                     .limits = o->limits };
 	struct session session;
 	struct err err = { 0 };
 	int status = 0, rc;
@@ -96,6 +99,7 @@ static int exec_main(int argc, char **argv)
 		{ "memory", 'm', ARG_NUMBER, &o.memory_mb, "MB",
 		  "the template's variant of that size" },
 		{ "template", 'T', ARG_TEXT, &o.template, "NAME", "template (code-interpreter)" },
+		CMD_LIMIT_ARGS(o.limits),
 	};
 	struct arg_rest rest;
 	struct err err = { 0 };

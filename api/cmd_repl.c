@@ -394,6 +394,7 @@ static int repl_main(int argc, char **argv)
 		  "template (code-interpreter)" },
 		{ "max-output", '\0', ARG_BYTES, &r.cell.max_output, "BYTES",
 		  "of a cell, 0: all (8M)" },
+		CMD_LIMIT_ARGS(spec.limits),
 	};
 	struct arg_rest rest;
 	struct err err = { 0 };

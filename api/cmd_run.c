@@ -28,6 +28,7 @@ static const char help[] =
 	"  thawbox run --put 'data/in.csv:/tmp/in.csv' -c 'open(\"/tmp/in.csv\").readline()'\n"
 	"  echo 'print(6 * 7)' | thawbox run -\n"
 	"  thawbox run --json --timeout 2 -c 'while True: pass'\n"
+	"  thawbox run --disk-rate 50M/s --disk-ops 500 --vsock-rate 10M/s analysis.py\n"
 	"\n"
 	"Relative guest paths are in /home/user; write \\: for a colon in a name.\n"
 	"Exit: 0, 1 the code failed, 2 usage, 3 host or template not ready, 124 timeout, 125 "
@@ -45,6 +46,7 @@ struct run {
 	const char *code_text, *template, *figures;
 	struct arg_list put, get, env;
 	uint64_t timeout_ns, memory_mb, max_output;
+	struct sandbox_limits limits;
 	bool json;
 	/* made from them */
 	char *code;
@@ -320,6 +322,7 @@ static int thaw_and_run(struct run *run)
 	struct session_spec spec = { .template = run->template,
 		                     .memory_mb = run->memory_mb,
 		                     .env = run->env_json,
+		                     .limits = run->limits,
 		                     .request = run->nr_puts ? NULL : request };
 	struct session session;
 	struct err err = { 0 };
@@ -353,6 +356,7 @@ static int run_main(int argc, char **argv)
 		  "save figures as DIR/figure-N.png" },
 		{ "max-output", '\0', ARG_BYTES, &run.max_output, "BYTES",
 		  "of output, 0: all (8M)" },
+		CMD_LIMIT_ARGS(run.limits),
 		{ "json", 'j', ARG_FLAG, &run.json, NULL, "one JSON object at the end" },
 	};
 	struct arg_rest rest;

@@ -299,6 +299,7 @@ int sandbox_begin_standby(struct sandbox *sb, const struct member_spec *spec, st
 static json_t *thaw_line(const struct thaw_spec *thaw)
 {
 	json_t *line = json_pack("{s:s, s:s*}", "cmd", "thaw", "dir", thaw->dir);
+	const struct sandbox_limits *l = &thaw->limits;
 	char id[24] = "thawbox";
 	uint64_t bits = 0;
 
@@ -312,6 +313,12 @@ static json_t *thaw_line(const struct thaw_spec *thaw)
 		json_object_set_new(line, "vsock", json_string(thaw->vsock));
 	if (thaw->overlay_dir)
 		json_object_set_new(line, "overlay_dir", json_string(thaw->overlay_dir));
+	if (l->disk_bytes || l->disk_ops || l->vsock_bytes)
+		json_object_set_new(line, "limits",
+		                    json_pack("{s:I, s:I, s:I}", "disk_bytes",
+		                              (json_int_t)l->disk_bytes, "disk_ops",
+		                              (json_int_t)l->disk_ops, "vsock_bytes",
+		                              (json_int_t)l->vsock_bytes));
 	if (thaw->record)
 		json_object_set_new(line, "record", json_true());
 	if (thaw->no_reseed)

@@ -68,6 +68,11 @@ struct sandbox_spec {
 	int intr_fd; /* as in struct sandbox; -1: none */
 };
 
+/* A second, of each disk and of each direction of vsock; 0: no limit. */
+struct sandbox_limits {
+	uint64_t disk_bytes, disk_ops, vsock_bytes;
+};
+
 struct thaw_spec {
 	const char *dir; /* the snapshot; NULL: the one that the zygote, or the member, has open */
 	const char
@@ -75,9 +80,10 @@ struct thaw_spec {
 	const char *id;       /* NULL: a random one */
 	const char *vsock;    /* path of the Unix socket for vsock, or NULL */
 	const json_t *env;    /* borrowed object of strings, or NULL */
-	bool record;          /* the monitor will be asked for the working set of the first cell */
-	bool no_reseed;       /* tests only: keep the template's random state */
-	double age_s;         /* tests only: take the snapshot for that much older, seconds */
+	struct sandbox_limits limits;
+	bool record;    /* the monitor will be asked for the working set of the first cell */
+	bool no_reseed; /* tests only: keep the template's random state */
+	double age_s;   /* tests only: take the snapshot for that much older, seconds */
 };
 
 /* CLOCK_MONOTONIC in nanoseconds. */

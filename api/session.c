@@ -10,6 +10,7 @@ int session_open(struct session *s, const struct session_spec *spec, struct err 
 	struct sandbox_spec start = { .verbose = getenv("THAWBOX_DEBUG") != NULL,
 		                      .intr_fd = spec->intr_fd };
 	struct thaw_spec thaw = { .env = spec->env,
+		                  .limits = spec->limits,
 		                  .no_reseed = getenv("THAWBOX_TEST_NO_RESEED") != NULL,
 		                  .age_s = age ? atof(age) : 0 };
 	int rc;

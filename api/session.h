@@ -12,9 +12,10 @@ struct session {
 };
 
 struct session_spec {
-	const char *template;  /* NULL: TEMPLATE_DEFAULT */
-	uint64_t memory_mb;    /* 0: as baked */
-	const json_t *env;     /* borrowed, or NULL */
+	const char *template; /* NULL: TEMPLATE_DEFAULT */
+	uint64_t memory_mb;   /* 0: as baked */
+	const json_t *env;    /* borrowed, or NULL */
+	struct sandbox_limits limits;
 	const json_t *request; /* borrowed: the first cell's, or NULL */
 	int intr_fd;
 };

@@ -83,6 +83,8 @@ struct blk {
 	struct blk_state s;     /* const after open */
 	char serial[BLK_ID_LEN];
 	/* vdev.lock */
+	struct throttle throttle;
+	struct blk_stats stats;
 	unsigned nr_busy;
 	unsigned nr_touched;  /* requests that have been used: the others cost no memory yet */
 	struct request *free; /* of those, the idle ones */
@@ -106,9 +108,10 @@ static void on_done(struct loop_op *op, int res);
 
 static void request_step(struct request *r);
 
-static bool has_room(const struct blk *blk)
+static bool may_take(struct blk *blk)
 {
-	return blk->nr_busy < BLK_MAX_REQUESTS;
+	return blk->nr_busy < BLK_MAX_REQUESTS && vdev_is_live(&blk->vdev) &&
+	       throttle_may_go(&blk->throttle);
 }
 
 static struct request *request_take(struct blk *blk)
@@ -464,12 +467,28 @@ static bool ends_at_once(const struct request *r)
 	return r->len == 0;
 }
 
+/* A discard moves no bytes; what is refused is an operation all the same. */
+static void count(const struct request *r, bool accepted)
+{
+	struct blk_stats *stats = &r->blk->stats;
+	bool reads = r->type == VIRTIO_BLK_T_IN, writes = r->type == VIRTIO_BLK_T_OUT;
+	uint32_t bytes = accepted && (reads || writes) ? (uint32_t)r->len : 0;
+
+	stats->requests++;
+	if (reads)
+		stats->bytes_read += bytes;
+	else
+		stats->bytes_written += bytes;
+	throttle_pay(&r->blk->throttle, bytes);
+}
+
 static void request_begin(struct request *r, const struct virtq_chain *chain, uint8_t *status_at)
 {
 	struct blk *blk = r->blk;
 	uint32_t written = 1; /* the status */
 	uint8_t status = parse(r, chain);
 
+	count(r, status == VIRTIO_BLK_S_OK);
 	if (status == VIRTIO_BLK_S_OK && r->type == VIRTIO_BLK_T_GET_ID) {
 		status = answer_id(blk);
 		written = chain->write_len;
@@ -507,7 +526,7 @@ static void serve(struct blk *blk)
 
 	do {
 		virtq_kicks_off(q);
-		while (has_room(blk) && vdev_is_live(&blk->vdev)) {
+		while (may_take(blk)) {
 			int ret;
 
 			if (pops++ == MAX_POPS) {
@@ -521,8 +540,8 @@ static void serve(struct blk *blk)
 				break;
 			chain_begin(blk);
 		}
-		/* Without room the driver need not kick: the next end looks here again. */
-	} while (has_room(blk) && vdev_is_live(&blk->vdev) && virtq_kicks_on(q));
+		/* Without room, or tokens, the driver need not kick: the next end, or the timer, looks here. */
+	} while (may_take(blk) && virtq_kicks_on(q));
 }
 
 /* ---- the device ---- */
@@ -644,6 +663,7 @@ int blk_open(struct blk **blk, const struct blk_config *config, const struct vde
 	b->s = (struct blk_state){ .size = b->image.size, .readonly = config->readonly };
 	memcpy(b->serial, config->serial, BLK_ID_LEN);
 	vdev_init(&b->vdev, &blk_ops, host, instance);
+	throttle_init(&b->throttle, &b->vdev, 0);
 	*blk = b;
 	return 0;
 }
@@ -652,6 +672,7 @@ void blk_close(struct blk *blk)
 {
 	if (!blk)
 		return;
+	throttle_close(&blk->throttle);
 	vdev_close(&blk->vdev);
 	blk_image_close(&blk->image);
 	free(blk);
@@ -660,6 +681,22 @@ void blk_close(struct blk *blk)
 struct vdev *blk_vdev(struct blk *blk)
 {
 	return &blk->vdev;
+}
+
+void blk_limit(struct blk *blk, const struct limit *bytes, const struct limit *ops,
+               uint64_t (*now_ns)(void))
+{
+	pthread_mutex_lock(&blk->vdev.lock);
+	throttle_set(&blk->throttle, bytes, ops, now_ns);
+	pthread_mutex_unlock(&blk->vdev.lock);
+}
+
+void blk_stats(struct blk *blk, struct blk_stats *stats)
+{
+	pthread_mutex_lock(&blk->vdev.lock);
+	*stats = blk->stats;
+	stats->throttle = blk->throttle.stats;
+	pthread_mutex_unlock(&blk->vdev.lock);
 }
 
 uint64_t blk_size(const struct blk *blk)

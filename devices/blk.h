@@ -8,6 +8,7 @@
 #ifndef DEVICES_BLK_H
 #define DEVICES_BLK_H
 
+#include "devices/throttle.h"
 #include "devices/vdev.h"
 
 #define VIRTIO_ID_BLOCK 2u
@@ -59,6 +60,21 @@ NODISCARD int blk_open(struct blk **blk, const struct blk_config *config,
 /* Frees; no op may be in flight (close the loop, or quiesce, first). NULL is allowed. */
 void blk_close(struct blk *blk);
 struct vdev *blk_vdev(struct blk *blk);
+
+/*
+ * At most so many bytes of reads and writes, and so many requests of any kind, a second from now on. A disk
+ * that is out of them takes no requests until it may. Loop's thread, as the next.
+ */
+void blk_limit(struct blk *blk, const struct limit *bytes, const struct limit *ops,
+               uint64_t (*now_ns)(void));
+
+/* Since blk_open(). */
+struct blk_stats {
+	uint64_t requests;
+	uint64_t bytes_read, bytes_written; /* that the guest has asked for, or sent */
+	struct throttle_stats throttle;
+};
+void blk_stats(struct blk *blk, struct blk_stats *stats);
 
 /* Size in bytes, whole. */
 uint64_t blk_size(const struct blk *blk);

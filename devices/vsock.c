@@ -51,6 +51,7 @@ struct vsock {
 	bool accept_stalled; /* programs wait until there is room for streams */
 	bool event_due;
 	uint16_t events_unacked, event_base;
+	struct throttle to_guest, to_host;
 	struct virtq_chain chain;
 	/* loop's thread */
 	struct loop_op poll_op;
@@ -134,6 +135,8 @@ static void serve_rx(struct vsock *v)
 			loop_post(v->vdev.host.loop, &v->turn);
 			break;
 		}
+		if (!throttle_may_go(&v->to_guest))
+			break;
 		if (!have && !take_chain(v, QUEUE_RX, 0, VSOCK_HDR_LEN + 1))
 			break;
 		have = true;
@@ -141,6 +144,7 @@ static void serve_rx(struct vsock *v)
 		if (n == 0)
 			continue;
 		give_chain(v, QUEUE_RX, n < 0 ? 0 : (uint32_t)n);
+		throttle_pay(&v->to_guest, n < 0 ? 0 : (uint32_t)n - VSOCK_HDR_LEN);
 		have = false;
 	}
 	if (have)
@@ -255,8 +259,9 @@ static void serve_tx(struct vsock *v)
 			vdev_kick(&v->vdev, QUEUE_TX);
 			break;
 		}
-		if (!take_chain(v, QUEUE_TX, VSOCK_HDR_LEN, 0))
+		if (!throttle_may_go(&v->to_host) || !take_chain(v, QUEUE_TX, VSOCK_HDR_LEN, 0))
 			break;
+		throttle_pay(&v->to_host, v->chain.read_len - VSOCK_HDR_LEN);
 		recv_packet(v);
 		give_chain(v, QUEUE_TX, 0);
 	}
@@ -525,6 +530,8 @@ int vsock_open(struct vsock **vsock, const struct vsock_config *config,
 	if (!v)
 		return err_set(err, -ENOMEM, "vsock: out of memory");
 	vdev_init(&v->vdev, &vsock_ops, host, instance);
+	throttle_init(&v->to_guest, &v->vdev, QUEUE_RX);
+	throttle_init(&v->to_host, &v->vdev, QUEUE_TX);
 	v->un.fd = -1;
 	v->poll_op.done = on_sockets;
 	v->turn.fire = on_turn;
@@ -550,6 +557,8 @@ void vsock_close(struct vsock *v)
 		loop_reap(v->vdev.host.loop, &v->poll_op);
 		loop_unpost(v->vdev.host.loop, &v->turn);
 	}
+	throttle_close(&v->to_guest);
+	throttle_close(&v->to_host);
 	vsock_table_close(&v->table);
 	vsock_unix_close(&v->un);
 	vdev_close(&v->vdev);
@@ -613,5 +622,15 @@ void vsock_stats(struct vsock *v, struct vsock_stats *stats)
 	pthread_mutex_lock(&v->vdev.lock);
 	*stats = v->table.stats;
 	stats->live = v->table.nr_streams;
+	stats->to_guest = v->to_guest.stats;
+	stats->to_host = v->to_host.stats;
+	pthread_mutex_unlock(&v->vdev.lock);
+}
+
+void vsock_limit(struct vsock *v, const struct limit *bytes, uint64_t (*now_ns)(void))
+{
+	pthread_mutex_lock(&v->vdev.lock);
+	throttle_set(&v->to_guest, bytes, NULL, now_ns);
+	throttle_set(&v->to_host, bytes, NULL, now_ns);
 	pthread_mutex_unlock(&v->vdev.lock);
 }

@@ -9,6 +9,7 @@
 #ifndef DEVICES_VSOCK_H
 #define DEVICES_VSOCK_H
 
+#include "devices/throttle.h"
 #include "devices/vdev.h"
 
 #define VSOCK_GUEST_CID 3u
@@ -50,6 +51,12 @@ NODISCARD int vsock_connect(struct vsock *vsock, int fd, uint32_t port, enum vso
 NODISCARD int vsock_connect_with(struct vsock *vsock, int fd, uint32_t port, const void *bytes,
                                  size_t n, struct err *err);
 
+/*
+ * At most so many bytes of payload a second in each direction from now on. A direction that is out of them
+ * rests, packets without payload included, until it may go on. Loop's thread.
+ */
+void vsock_limit(struct vsock *vsock, const struct limit *bytes, uint64_t (*now_ns)(void));
+
 /* Since vsock_open(). Any thread. */
 struct vsock_stats {
 	uint64_t opened, closed; /* connections that both sides had accepted */
@@ -57,6 +64,7 @@ struct vsock_stats {
 	uint64_t resets;         /* RST packets sent */
 	uint64_t bytes_to_guest, bytes_to_host;
 	unsigned live; /* connections in the table now */
+	struct throttle_stats to_guest, to_host;
 };
 void vsock_stats(struct vsock *vsock, struct vsock_stats *stats);
 

@@ -308,6 +308,16 @@ static const struct {
 	{ "standby", warm_up, true, false },
 };
 
+/* A member of a pool has its devices already, and keeps its limits when the thaw names none. */
+static int limit(struct ctl *ctl, const json_t *limits, struct err *err)
+{
+	int ret = limits_parse(&ctl->vm.limits, limits, err);
+
+	if (ret == 0 && limits)
+		limits_apply(&ctl->vm);
+	return ret;
+}
+
 static int start(struct ctl *ctl, const json_t *line, struct err *err)
 {
 	const char *cmd = string_of(line, "cmd");
@@ -327,6 +337,8 @@ static int start(struct ctl *ctl, const json_t *line, struct err *err)
 		vm_init(&ctl->vm, on_vm_event, ctl);
 	trace_end("machine initialised", sizeof(ctl->vm));
 	ctl->has_vm = true;
+	if (ret == 0)
+		ret = limit(ctl, json_object_get(line, "limits"), err);
 	if (ret == 0)
 		ret = starts[i].run(ctl, line, err);
 	if (ret < 0) { /* one machine, one process: nothing else can come of this one */

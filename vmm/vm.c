@@ -367,6 +367,7 @@ int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold, str
 		ret = vsock_open(&vm->vsock, &config, &host, 0, err);
 	if (ret == 0)
 		vm->slot[0] = vsock_vdev(vm->vsock);
+	limits_apply(vm);
 	return ret;
 }
 
@@ -404,6 +405,7 @@ int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snapshot_disk *
 	vm->disk_info[n] = *info;
 	vm->slot[n + 1] = blk_vdev(vm->disk[n]);
 	vm->nr_disks = n + 1;
+	blk_limit(vm->disk[n], &vm->limits.disk_bytes, &vm->limits.disk_ops, clock_mono_ns);
 	return 0;
 }
 
@@ -564,11 +566,14 @@ json_t *vm_stats(struct vm *vm)
 	json_object_set_new(all, "vcpu", kvm_stats(vm->vcpu_stats_fd));
 	json_object_set_new(all, "exits", exits_json(&vm->vcpu[0]));
 	json_object_set_new(all, "memory", memory_json(vm));
+	json_object_set_new(all, "disks", limits_disks_json(vm));
 	json_object_set_new(all, "vsock",
-	                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:i}", "opened",
+	                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:i, s:o, s:o}", "opened",
 	                              (json_int_t)v.opened, "closed", (json_int_t)v.closed,
 	                              "refused", (json_int_t)v.refused, "bytes_to_guest",
 	                              (json_int_t)v.bytes_to_guest, "bytes_to_host",
-	                              (json_int_t)v.bytes_to_host, "live", (int)v.live));
+	                              (json_int_t)v.bytes_to_host, "live", (int)v.live,
+	                              "throttle_to_guest", limits_throttle_json(&v.to_guest),
+	                              "throttle_to_host", limits_throttle_json(&v.to_host)));
 	return all;
 }

@@ -21,6 +21,7 @@
 #include "vmm/idle.h"
 #include "vmm/kvm.h"
 #include "vmm/layout.h"
+#include "vmm/limits.h"
 #include "vmm/pagein.h"
 #include "vmm/snapshot.h"
 #include "vmm/vcpu.h"
@@ -86,6 +87,8 @@ struct vm {
 	unsigned nr_disks;
 	struct blk *disk[VM_MAX_DISKS];
 	struct snapshot_disk disk_info[VM_MAX_DISKS];
+	struct limits
+		limits; /* of devices when they are opened; limits_apply() for those that are */
 	struct vdev *slot[LAYOUT_VIRTIO_SLOTS]; /* NULL: empty */
 	int serial_out, serial_in;              /* owned */
 

@@ -9,7 +9,7 @@ static struct {
 	bool flag;
 	const char *text;
 	struct arg_list list;
-	uint64_t number, bytes, seconds;
+	uint64_t number, bytes, seconds, rate;
 } got;
 
 static const struct arg table[] = {
@@ -18,6 +18,7 @@ static const struct arg table[] = {
 	{ "put", 'p', ARG_LIST, &got.list, "WHAT", "a list" },
 	{ "number", '\0', ARG_NUMBER, &got.number, "N", "a number" },
 	{ "bytes", 'b', ARG_BYTES, &got.bytes, "BYTES", "a size" },
+	{ "rate", 'r', ARG_RATE, &got.rate, "BYTES/S", "a rate" },
 	{ "timeout", 't', ARG_SECONDS, &got.seconds, "TIME", "a time" },
 };
 
@@ -137,4 +138,20 @@ Test(args, help_lists_every_option)
 		cr_assert_not_null(strstr(text, table[i].help));
 	}
 	free(text);
+}
+
+Test(args, rates)
+{
+	cr_assert_eq(PARSE(false, "-r", "500"), 0);
+	cr_assert_eq(got.rate, 500);
+	cr_assert_eq(PARSE(false, "--rate=50M/s"), 0);
+	cr_assert_eq(got.rate, 50u << 20);
+	cr_assert_eq(PARSE(false, "-r64KiB/s"), 0);
+	cr_assert_eq(got.rate, 64u << 10);
+	cr_assert_eq(PARSE(false, "-r", "0"), 0);
+	cr_assert_eq(got.rate, 0);
+	cr_assert_eq(PARSE(false, "-r", "5/m"), -EINVAL);
+	cr_assert_not_null(strstr(err.msg, "a rate such as"));
+	cr_assert_eq(PARSE(false, "-r", "5M/s/s"), -EINVAL);
+	cr_assert_eq(PARSE(false, "-b", "5M/s"), -EINVAL, "a size is not a rate");
 }

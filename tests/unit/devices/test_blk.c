@@ -1009,3 +1009,172 @@ Test(blk, close_of_nothing)
 {
 	blk_close(NULL);
 }
+
+/* ---- rate limits ---- */
+
+static uint64_t test_now;
+
+static uint64_t test_clock(void)
+{
+	return test_now;
+}
+
+static void hold(uint64_t bytes, uint64_t ops, uint64_t burst)
+{
+	const struct limit b = { .rate = bytes, .burst = burst },
+			   o = { .rate = ops, .burst = burst };
+
+	test_now = 1;
+	blk_limit(blk, &b, &o, test_clock);
+}
+
+static unsigned nr_used(void)
+{
+	return (uint16_t)(drv_load16(&d, d.q[0].used + 2) - d.q[0].last_used);
+}
+
+static bool is_idle(void *ctx)
+{
+	(void)ctx;
+	return vdev_quiesce(blk_vdev(blk));
+}
+
+/* Lets the loop come to rest; nothing is taken meanwhile, as at a freeze. */
+static void drain(void)
+{
+	cr_assert_eq(loop_run_until(&loop, is_idle, NULL), 0);
+}
+
+Test(blk, operations_beyond_the_limit_wait_in_the_ring)
+{
+	struct io io[8];
+	struct blk_stats stats;
+
+	start(true, false);
+	hold(0, 1000, 3);
+	for (int i = 0; i < 8; i++) {
+		io[i] = io_make(VIRTIO_BLK_T_IN, (uint64_t)i * 8, 4096);
+		io_add(&io[i], 1);
+	}
+	drv_kick(&d, 0);
+	for (int i = 0; i < 3; i++)
+		cr_assert_geq(next_used(NULL), 0);
+	drain();
+	vdev_resume(blk_vdev(blk));
+	drain();
+	cr_assert_eq(nr_used(), 0, "the clock stands still");
+	for (int i = 3; i < 8; i++) { /* one each millisecond, taken when the timer looks */
+		test_now += 1000000;
+		vdev_resume(blk_vdev(blk));
+		cr_assert_geq(next_used(NULL), 0);
+		drain();
+		cr_assert_eq(nr_used(), 0);
+	}
+	for (int i = 0; i < 8; i++)
+		cr_assert_eq(io_status(&io[i]), VIRTIO_BLK_S_OK);
+	blk_stats(blk, &stats);
+	cr_assert_eq(stats.requests, 8);
+	cr_assert_eq(stats.bytes_read, 8 * 4096);
+	cr_assert_geq(stats.throttle.waits, 5);
+	cr_assert_eq(stats.throttle.waited_ns, 5 * 1000000);
+}
+
+Test(blk, the_timer_goes_on_by_itself)
+{
+	/* Once the clock has moved, no kick is needed. */
+	struct io a, b;
+
+	start(true, false);
+	hold(0, 1000, 1);
+	a = io_make(VIRTIO_BLK_T_IN, 0, 512);
+	b = io_make(VIRTIO_BLK_T_IN, 1, 512);
+	io_add(&a, 1);
+	io_add(&b, 1);
+	drv_kick(&d, 0);
+	cr_assert_eq(next_used(NULL), a.head);
+	test_now += 1000000;
+	cr_assert_eq(next_used(NULL), b.head);
+}
+
+Test(blk, a_request_larger_than_the_burst_passes)
+{
+	start(true, false);
+	hold(1000000, 0, 4096);
+	write_ok(0, 256, 9);
+	test_now += 200000000;
+	write_ok(256, 256, 10);
+	test_now += 200000000;
+	hold(0, 0, 0);
+	check_content();
+	check_base_unchanged();
+}
+
+Test(blk, what_is_held_back_survives_a_freeze)
+{
+	struct state_buf buf = { 0 };
+	struct err err = { 0 };
+	struct vdev *dev;
+	struct io first, second;
+
+	start(true, false);
+	hold(0, 1, 1);
+	first = io_make(VIRTIO_BLK_T_IN, 0, 512);
+	second = io_make(VIRTIO_BLK_T_IN, 3, 512);
+	io_add(&first, 1);
+	io_add(&second, 1);
+	drv_kick(&d, 0);
+	cr_assert_eq(next_used(NULL), first.head);
+	drain();
+	cr_assert_eq(io_status(&second), NO_STATUS);
+	vdev_save(blk_vdev(blk), &buf);
+	blk_close(blk);
+
+	open_device(dup(base), make_file(), false);
+	dev = d.dev = blk_vdev(blk);
+	cr_assert_eq(vdev_load(dev, &buf, &err), 0, "%s", err.msg);
+	state_buf_free(&buf);
+	vdev_resume(dev);
+	cr_assert_eq(next_used(NULL), second.head, "without a kick");
+	cr_assert_eq(io_status(&second), VIRTIO_BLK_S_OK);
+}
+
+static bool was_reset(void *ctx)
+{
+	(void)ctx;
+	return drv_read(&d, 0x70) == 0;
+}
+
+Test(blk, reset_while_held_back)
+{
+	struct io io;
+
+	start(true, false);
+	hold(0, 1000, 1);
+	for (int i = 0; i < 3; i++) {
+		io = io_make(VIRTIO_BLK_T_IN, 0, 512);
+		io_add(&io, 1);
+	}
+	drv_kick(&d, 0);
+	cr_assert_geq(next_used(NULL), 0);
+	drv_write(&d, 0x70, 0);
+	cr_assert_eq(loop_run_until(&loop, was_reset, NULL), 0);
+	cr_assert_eq(nr_used(), 0, "forgotten");
+	drv_start(&d, blk_vdev(blk), DRV_ALL_FEATURES, QUEUE);
+	test_now += 1000000;
+	cr_assert_eq(run(VIRTIO_BLK_T_IN, 0, 512), VIRTIO_BLK_S_OK);
+}
+
+Test(blk, closed_while_held_back)
+{
+	struct io io;
+
+	start(true, false);
+	hold(0, 1, 1);
+	for (int i = 0; i < 2; i++) {
+		io = io_make(VIRTIO_BLK_T_IN, 0, 512);
+		io_add(&io, 1);
+	}
+	drv_kick(&d, 0);
+	cr_assert_geq(next_used(NULL), 0);
+	drain();
+}

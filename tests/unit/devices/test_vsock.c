@@ -320,3 +320,110 @@ Test(vsock, a_starved_receive_queue_loses_nothing)
 	}
 	close(fd);
 }
+
+/* ---- rate limits ---- */
+
+static uint64_t test_now;
+
+static uint64_t test_clock(void)
+{
+	return test_now;
+}
+
+static void hold(uint64_t bytes, uint64_t burst)
+{
+	const struct limit limit = { .rate = bytes, .burst = burst };
+
+	test_now = 1;
+	vsock_limit(g.v, &limit, test_clock);
+}
+
+/* Time goes by, and the device looks at its queues. */
+static void pass(uint64_t ms)
+{
+	test_now += ms * 1000000;
+	vdev_resume(vsock_vdev(g.v));
+}
+
+Test(vsock, bytes_to_the_guest_are_held_back)
+{
+	static char data[3 * 3000];
+	struct vsock_stats stats;
+	uint32_t port;
+	int fd = host_connect(&g, 1024, &port);
+	struct g_packet *p;
+	size_t got = 0;
+
+	hold(1000000, 3000);
+	cr_assert_eq(write(fd, data, sizeof(data)), sizeof(data));
+	p = guest_next(&g);
+	cr_assert(p && p->hdr.op == VSOCK_OP_RW);
+	got = p->hdr.len;
+	cr_assert_gt(got, 3000 - 1, "a packet more than the burst is not split");
+	free(p);
+	while (got < sizeof(data)) {
+		guest_expect_nothing(&g);
+		pass(4); /* 4,000 bytes: a packet has at most 3,732 */
+		p = guest_next(&g);
+		cr_assert(p && p->hdr.op == VSOCK_OP_RW);
+		got += p->hdr.len;
+		free(p);
+	}
+	cr_assert_eq(got, sizeof(data));
+	vsock_stats(g.v, &stats);
+	cr_assert_geq(stats.to_guest.waits, 2);
+	cr_assert_eq(stats.to_host.waits, 0);
+	close(fd);
+}
+
+Test(vsock, bytes_to_the_host_are_held_back)
+{
+	static char data[3000], got[3000];
+	struct vsock_stats stats;
+	uint32_t port;
+	int fd = host_connect(&g, 1024, &port);
+
+	hold(1000000, 3000);
+	for (int i = 0; i < 3; i++)
+		guest_data(&g, 1024, port, data, sizeof(data));
+	cr_assert_eq(host_read(&g, fd, got, sizeof(got)), 3000);
+	cr_assert_eq(host_read(&g, fd, got, sizeof(got)), -EAGAIN);
+	pass(4);
+	cr_assert_eq(host_read(&g, fd, got, sizeof(got)), 3000);
+	cr_assert_eq(host_read(&g, fd, got, sizeof(got)), -EAGAIN);
+	pass(4);
+	cr_assert_eq(host_read(&g, fd, got, sizeof(got)), 3000);
+	vsock_stats(g.v, &stats);
+	cr_assert_geq(stats.to_host.waits, 2);
+	cr_assert_eq(stats.bytes_to_host, 9000);
+	close(fd);
+}
+
+Test(vsock, the_other_direction_is_not_held_back)
+{
+	static char data[3000];
+	uint32_t port;
+	int fd = host_connect(&g, 1024, &port);
+
+	hold(1, 1);
+	guest_data(&g, 1024, port, data, sizeof(data));
+	host_say(fd, "hello");
+	guest_expect_data(&g, "hello");
+	close(fd);
+}
+
+Test(vsock, reset_while_held_back)
+{
+	static char data[3000];
+	uint32_t port;
+	int fd = host_connect(&g, 1024, &port);
+
+	hold(1000000, 1);
+	for (int i = 0; i < 3; i++)
+		guest_data(&g, 1024, port, data, sizeof(data));
+	drv_write(&g.d, 0x70, 0);
+	g_loop(&g);
+	cr_assert_eq(drv_read(&g.d, 0x70), 0);
+	cr_assert_eq(host_live(&g), 0, "the guest forgot its connections");
+	close(fd);
+}
