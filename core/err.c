@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/err.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -52,4 +53,30 @@ int err_remedy(struct err *e, const char *fmt, ...)
 		va_end(ap);
 	}
 	return e->code;
+}
+
+void err_hint(struct err *e)
+{
+	static const struct {
+		int code;
+		const char *remedy;
+	} hints[] = {
+		{ ENOSPC, "free some disk space, or choose a folder on another file system" },
+		{ EDQUOT, "free some disk space, or raise the quota" },
+		{ EFBIG, "raise the limit on the size of files (ulimit -f)" },
+		{ EROFS, "choose a folder that can be written" },
+		{ EIO, "the storage, or the kernel, has failed: see dmesg; try another disk" },
+		{ ENOMEM, "free some memory, or raise the limit (ulimit -v, the cgroup's memory)" },
+		{ EMFILE, "raise the limit on open files (ulimit -n)" },
+		{ ENFILE, "raise the sysctl fs.file-max" },
+		{ EAGAIN,
+		  "raise the limit on processes (ulimit -u, the cgroup's pids), or try again" },
+		{ EACCES, "give this user access, or choose another path" },
+		{ EPERM, "give this user access, or choose another path" },
+		{ ENOENT, "check the path" },
+	};
+
+	for (size_t i = 0; e && i < sizeof(hints) / sizeof(hints[0]); i++)
+		if (e->code == -hints[i].code)
+			(void)err_remedy(e, "%s", hints[i].remedy);
 }

@@ -27,4 +27,7 @@ int err_wrap(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Sets the remedy, unless a deeper cause has set one. Returns as err_wrap(). */
 int err_remedy(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
+/* The remedy that the code itself suggests where none was set: the host is short of something, or broken. */
+void err_hint(struct err *e);
+
 #endif

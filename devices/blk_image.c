@@ -161,11 +161,15 @@ static int copy_bytes(int from, int to, off_t off, size_t len)
 	while (len) {
 		ssize_t n = pread(from, buf, len < COPY_BYTES ? len : COPY_BYTES, off);
 
+		if (n < 0 && errno == EINTR)
+			continue;
 		if (n <= 0)
 			return n < 0 ? -errno : -EIO; /* the file has been cut under us */
 		for (ssize_t done = 0; done < n;) {
 			ssize_t put = pwrite(to, buf + done, (size_t)(n - done), off + done);
 
+			if (put < 0 && errno == EINTR)
+				continue;
 			if (put < 0)
 				return -errno;
 			done += put;

@@ -56,8 +56,9 @@ static int take_sent_fd(struct ctl *ctl)
 	return fd_take(&ctl->lines.sent_fd[0]);
 }
 
-static void say_error(struct ctl *ctl, const struct err *err)
+static void say_error(struct ctl *ctl, struct err *err)
 {
+	err_hint(err);
 	say(ctl, json_pack("{s:b, s:s, s:s, s:s}", "ok", 0, "error", err->msg, "remedy",
 	                   err->remedy, "code",
 	                   strerrorname_np(-err->code) ? strerrorname_np(-err->code) : "UNKNOWN"));

@@ -2,6 +2,7 @@
 #include "vmm/pagein.h"
 
 #include "core/own.h"
+#include "vmm/boot_elf.h"
 #include "vmm/guestpages.h"
 
 #include <errno.h>
@@ -363,6 +364,7 @@ int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, bool
 static int read_workset(int fd, struct state_buf *buf, struct err *err)
 {
 	struct stat st;
+	int ret;
 
 	if (fstat(fd, &st) < 0)
 		return err_set(err, -errno, "workset: %s", strerror(errno));
@@ -373,9 +375,8 @@ static int read_workset(int fd, struct state_buf *buf, struct err *err)
 	if (!buf->p)
 		return err_set(err, -ENOMEM, "workset: out of memory");
 	buf->len = (size_t)st.st_size;
-	if (pread(fd, buf->p, buf->len, 0) != (ssize_t)buf->len)
-		return err_set(err, -EIO, "workset: read failed");
-	return 0;
+	ret = boot_pread(fd, buf->p, buf->len, 0);
+	return ret < 0 ? err_set(err, ret, "workset: %s", strerror(-ret)) : 0;
 }
 
 static int parse(struct pagein *set, struct state_buf *buf, const uint8_t id[SNAPSHOT_ID_LEN],

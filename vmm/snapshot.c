@@ -2,6 +2,7 @@
 #include "vmm/snapshot.h"
 
 #include "core/own.h"
+#include "vmm/boot_elf.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -59,7 +60,7 @@ static int read_state(struct snapshot *snap, struct err *err)
 {
 	own_fd int fd = openat(snap->dir_fd, "state", O_RDONLY | O_CLOEXEC);
 	struct stat st;
-	ssize_t n;
+	int ret;
 
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return err_set(err, -errno, "state: %s", strerror(errno));
@@ -69,10 +70,10 @@ static int read_state(struct snapshot *snap, struct err *err)
 	snap->state.p = malloc((size_t)st.st_size);
 	if (!snap->state.p)
 		return err_set(err, -ENOMEM, "state: out of memory");
-	n = pread(fd, snap->state.p, (size_t)st.st_size, 0);
-	if (n != st.st_size)
-		return err_set(err, n < 0 ? -errno : -EBADMSG, "state: read failed");
-	snap->state.len = (size_t)n;
+	ret = boot_pread(fd, snap->state.p, (size_t)st.st_size, 0);
+	if (ret < 0)
+		return err_set(err, ret, "state: %s", strerror(-ret));
+	snap->state.len = (size_t)st.st_size;
 	if (memcmp(snap->state.p, SNAPSHOT_MAGIC, MAGIC_LEN) != 0)
 		return err_set(err, -EBADMSG, "state: not a snapshot of this format (want %s)",
 		               SNAPSHOT_MAGIC);
@@ -97,6 +98,7 @@ static int check_part(int fd, const char *name, uint64_t size, const uint8_t *id
 {
 	struct trailer last;
 	struct stat st;
+	int ret;
 
 	if (fstat(fd, &st) < 0)
 		return err_set(err, -errno, "%s: %s", name, strerror(errno));
@@ -105,9 +107,9 @@ static int check_part(int fd, const char *name, uint64_t size, const uint8_t *id
 		               "%s: %lld bytes, want %llu: the file is cut or of another snapshot",
 		               name, (long long)st.st_size,
 		               (unsigned long long)(size + sizeof(last)));
-	if (pread(fd, &last, MAGIC_LEN + SNAPSHOT_ID_LEN, (off_t)size) !=
-	    MAGIC_LEN + SNAPSHOT_ID_LEN)
-		return err_set(err, -EIO, "%s: read failed", name);
+	ret = boot_pread(fd, &last, MAGIC_LEN + SNAPSHOT_ID_LEN, size);
+	if (ret < 0)
+		return err_set(err, ret, "%s: %s", name, strerror(-ret));
 	if (memcmp(last.magic, SNAPSHOT_MAGIC, MAGIC_LEN) != 0)
 		return err_set(err, -EBADMSG, "%s: damaged (no id at its end)", name);
 	if (memcmp(last.id, id, SNAPSHOT_ID_LEN) != 0)
@@ -119,15 +121,17 @@ int snapshot_probe(int fd, struct snapshot_disk *disk, struct err *err)
 {
 	own_free uint8_t *buf = malloc(PROBE_LEN);
 	struct stat st;
-	ssize_t n;
+	size_t n;
+	int ret;
 
 	if (!buf || fstat(fd, &st) < 0)
 		return err_set(err, -errno, "%s: %s", (const char *)disk->path, strerror(errno));
-	n = pread(fd, buf, PROBE_LEN, 0);
-	if (n < 0)
-		return err_set(err, -errno, "%s: %s", (const char *)disk->path, strerror(errno));
+	n = st.st_size < (off_t)PROBE_LEN ? (size_t)st.st_size : PROBE_LEN;
+	ret = boot_pread(fd, buf, n, 0);
+	if (ret < 0)
+		return err_set(err, ret, "%s: %s", (const char *)disk->path, strerror(-ret));
 	disk->size = (uint64_t)st.st_size;
-	disk->probe = state_crc(buf, (size_t)n);
+	disk->probe = state_crc(buf, n);
 	return 0;
 }
 
@@ -212,6 +216,8 @@ int snapshot_open(struct snapshot *snap, const char *dir, struct err *err)
 	if (ret < 0) {
 		snapshot_close(snap);
 		err_wrap(err, "snapshot %s", dir);
+		if (err->code != -ENOENT) /* a part that is missing is no path to check */
+			err_hint(err);
 		return err_remedy(err, "%s", REBUILD);
 	}
 	return 0;
@@ -289,10 +295,20 @@ static int write_all(int fd, const void *data, size_t n, uint64_t off)
 	return 0;
 }
 
+static int sync_file(int fd)
+{
+	int ret;
+
+	do {
+		ret = fsync(fd);
+	} while (ret < 0 && errno == EINTR);
+	return ret < 0 ? -errno : 0;
+}
+
 static int failed(const char *name, int ret, struct err *err)
 {
 	err_set(err, ret, "%s: %s", name, strerror(-ret));
-	return ret == -ENOSPC ? err_remedy(err, "free some disk space") : ret;
+	return ret; /* err_hint() has the remedy */
 }
 
 int snapshot_put(struct snapshot_out *out, const char *name, const void *data, size_t n,
@@ -304,8 +320,8 @@ int snapshot_put(struct snapshot_out *out, const char *name, const void *data, s
 	if (fd < 0)
 		return fd;
 	ret = write_all(fd, data, n, 0);
-	if (ret == 0 && fsync(fd) < 0)
-		ret = -errno;
+	if (ret == 0)
+		ret = sync_file(fd);
 	return ret < 0 ? failed(name, ret, err) : 0;
 }
 
@@ -339,8 +355,8 @@ int snapshot_seal(int fd, uint64_t size, const uint8_t id[SNAPSHOT_ID_LEN], stru
 
 	memcpy(last.id, id, SNAPSHOT_ID_LEN);
 	ret = write_all(fd, &last, sizeof(last), size);
-	if (ret == 0 && fsync(fd) < 0)
-		ret = -errno;
+	if (ret == 0)
+		ret = sync_file(fd);
 	return ret < 0 ? failed("snapshot", ret, err) : 0;
 }
 
@@ -389,13 +405,12 @@ static void sync_parent(const char *path)
 int snapshot_commit(struct snapshot_out *out, struct err *err)
 {
 	bool exchange = out->replace && access(out->dir, F_OK) == 0;
-	int ret = fsync(out->tmp_fd);
+	int ret = sync_file(out->tmp_fd);
 
-	if (ret == 0)
-		ret = renameat2(AT_FDCWD, out->tmp, AT_FDCWD, out->dir,
-		                exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE);
-	if (ret < 0) {
+	if (ret == 0 && renameat2(AT_FDCWD, out->tmp, AT_FDCWD, out->dir,
+	                          exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE) < 0)
 		ret = -errno;
+	if (ret < 0) {
 		snapshot_abort(out);
 		return failed(out->dir, ret, err);
 	}

@@ -49,3 +49,20 @@ Test(err, long_texts_are_cut)
 	err_wrap(&e, "a");
 	cr_assert_eq(strlen(e.msg), sizeof(e.msg) - 1);
 }
+
+Test(err, hint_by_the_code)
+{
+	struct err e = { 0 };
+
+	err_hint(NULL);
+	err_set(&e, -ENOSPC, "memory");
+	err_hint(&e);
+	cr_assert_not_null(strstr(e.remedy, "disk space"));
+	err_set(&e, -ENOSPC, "memory");
+	err_remedy(&e, "mine");
+	err_hint(&e);
+	cr_assert_str_eq(e.remedy, "mine");
+	err_set(&e, -EBADMSG, "state");
+	err_hint(&e);
+	cr_assert_str_eq(e.remedy, "", "nothing general to say");
+}
