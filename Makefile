@@ -69,10 +69,11 @@ FUZZ = $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 C_DIRS = core devices vmm api guest/init bench
 C_FILES = $(foreach d,$(C_DIRS),$(wildcard $(d)/*.[ch]))
 FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/fuzz/*.[ch] \
-	tests/tools/*.[ch] tests/hostile/payload/*.[ch])
+	tests/faults/*.c tests/tools/*.[ch] tests/hostile/payload/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	fuzz-programs fuzz-replay hostile unit unit-asan e2e test-guest test-bench layers headers mirror format format-check lint analyze size tsan hwkvm \
+	fuzz-programs fuzz-replay hostile unit unit-asan e2e faults test-guest test-bench layers headers \
+	mirror format format-check lint analyze size tsan hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -254,6 +255,13 @@ size: $(B)/thawbox-vmm
 E2E ?= tests/e2e
 e2e: build
 	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rsx -p no:cacheprovider $(E2E) $(if $(K),-k '$(K)')
+## faults        faults injected below libc, full disks, limits, signals: every one is told, nothing is lost
+faults: build $(B)/shim.so
+	$(Q)THAWBOX_BIN=$(abspath $(B)) FAULT_SHIM=$(abspath $(B))/shim.so $(PYTHON) -m pytest -q -rsx -p no:cacheprovider \
+		tests/faults $(if $(K),-k '$(K)')
+$(B)/shim.so: tests/faults/shim.c $(B)/flags
+	$(call say,LINK,$@)
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -g -O1 -fPIC -shared -Wall -Wextra -Werror -o $@ $< -ldl
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
 

@@ -74,6 +74,7 @@ void err_hint(struct err *e)
 		{ EACCES, "give this user access, or choose another path" },
 		{ EPERM, "give this user access, or choose another path" },
 		{ ENOENT, "check the path" },
+		{ EEXIST, "choose another name, or ask to replace it" },
 	};
 
 	for (size_t i = 0; e && i < sizeof(hints) / sizeof(hints[0]); i++)

@@ -35,6 +35,7 @@ if [ "${1-}" != fast ]; then
     step "a hostile guest" hostile
     step "guest kernel, root image, template" template
     step "end to end" e2e
+    step "faults" faults
     step "the benchmarks' programs" test-bench
 fi
 echo "check: all passed in $((SECONDS - start)) s"
