@@ -20,7 +20,8 @@ struct fake {
 	int interrupts[2];            /* pipe: the agent's interrupt to the interpreter */
 	volatile int kernel;          /* stream of the running cell; -1 */
 	volatile bool deaf;           /* the agent answers nothing */
-	volatile bool oom;            /* what the agent says of a dead interpreter */
+	volatile bool lives;          /* what the agent says of the interpreter, */
+	volatile bool oom;            /* and of a dead one */
 	volatile unsigned port_asked; /* port of the last stream to an interpreter */
 	volatile unsigned kills, nr_interrupts;
 	struct bytes file; /* what `write` brought, what `read` gives */
@@ -214,10 +215,12 @@ static inline void fake_agent(struct fake_stream *s)
 		fake_say(s->fd, FRAME_RESULT, "{\"status\":\"ok\",\"port\":2001}");
 	} else if (!strcmp(op, "context")) {
 		fake_say(s->fd, FRAME_RESULT,
-		         fake->oom ? "{\"status\":\"ok\",\"alive\":false,\"port\":2000,\"exit\":0,"
-		                     "\"signal\":9,\"oom\":true,\"restarts\":1}"
-		                   : "{\"status\":\"ok\",\"alive\":false,\"port\":2000,\"exit\":3,"
-		                     "\"signal\":0,\"oom\":false,\"restarts\":1}");
+		         fake->lives ? "{\"status\":\"ok\",\"alive\":true,\"port\":2000}"
+		         : fake->oom
+		                 ? "{\"status\":\"ok\",\"alive\":false,\"port\":2000,\"exit\":0,"
+		                   "\"signal\":9,\"oom\":true,\"restarts\":1}"
+		                 : "{\"status\":\"ok\",\"alive\":false,\"port\":2000,\"exit\":3,"
+		                   "\"signal\":0,\"oom\":false,\"restarts\":1}");
 	} else if (!strcmp(op, "write")) {
 		fake_write(fake, s->fd, &r);
 	} else if (!strcmp(op, "read")) {

@@ -116,6 +116,7 @@ Test(cell, deadline_kills_a_context_that_ignores_the_interrupt, .timeout = 20)
 	struct err err = { 0 };
 
 	fake_open(&fake, &sb);
+	fake.lives = true;
 	cr_assert_eq(run(&sb, "stubborn", 200, &seen, &r, &err), 0, "%s", err.msg);
 	cr_assert_eq(r.end, CELL_TIMEOUT);
 	cr_assert(seconds(&r) >= 1.2 && seconds(&r) < 2.2, "%f s", seconds(&r));
@@ -161,6 +162,7 @@ Test(cell, last_cell_is_not_waited_for, .timeout = 20)
 	struct err err = { 0 };
 
 	fake_open(&fake, &sb);
+	fake.lives = true;
 	cr_assert_eq(cell_run(&sb, &cell, &sink, &r, &err), 0, "%s", err.msg);
 	cr_assert_eq(r.end, CELL_TIMEOUT);
 	cr_assert(seconds(&r) >= 1.1 && seconds(&r) < 1.6, "%f s", seconds(&r));
@@ -169,7 +171,7 @@ Test(cell, last_cell_is_not_waited_for, .timeout = 20)
 	fake_close(&fake, &sb);
 }
 
-/* In a first cell the stream stays open when the interpreter dies: nobody closes it. */
+/* Where cells come by the mailbox the stream stays open when the interpreter dies: nobody closes it. */
 Test(cell, death_in_a_first_cell_is_found, .timeout = 20)
 {
 	struct fake fake;
