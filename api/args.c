@@ -77,6 +77,13 @@ static int take_value(const struct arg *arg, const char *value, struct err *err)
 	case ARG_FLAG:
 		*(bool *)arg->to = true;
 		return 0;
+	case ARG_LEVEL:
+		if (strcmp(value, "none") != 0 && strcmp(value, "vm") != 0 &&
+		    strcmp(value, "user") != 0 && strcmp(value, "full") != 0)
+			return err_set(err, -EINVAL, "--%s %s: want none, vm, user or full",
+			               arg->name, value);
+		*(const char **)arg->to = value;
+		return 0;
 	case ARG_TEXT:
 		*(const char **)arg->to = value;
 		return 0;

@@ -15,6 +15,7 @@
 enum arg_kind {
 	ARG_FLAG,    /* bool: set to true */
 	ARG_TEXT,    /* const char * */
+	ARG_LEVEL,   /* const char *: none, vm, user, full */
 	ARG_LIST,    /* struct arg_list: may be given more than once */
 	ARG_NUMBER,  /* uint64_t */
 	ARG_BYTES,   /* uint64_t: 10, 64K, 8M, 1G (powers of 1024; an iB or B may follow) */

@@ -4,6 +4,7 @@
 #include "api/cell.h"
 #include "api/cmd.h"
 #include "api/console.h"
+#include "api/freeze.h"
 #include "api/pagecache.h"
 #include "api/progress.h"
 #include "api/sandbox.h"
@@ -23,6 +24,7 @@
 #define CMDLINE         "quiet root=/dev/vda rootfstype=erofs ro"
 #define SILENCE_NS      (40ull * 60 * 1000000000u) /* software KVM takes its time between two phases */
 #define SNAPSHOT_MS     (10 * 60 * 1000)
+#define WORKSET_MS      60000
 #define TICK_MS         250
 #define CLOCK_LIMIT_MS  50.0
 #define CELL_TIMEOUT_NS (60ull * 1000000000u)
@@ -110,6 +112,7 @@ static json_t *boot_line(const struct bake *bake)
 static int boot(struct bake *bake, struct err *err)
 {
 	struct sandbox_spec spec = { .verbose = bake->opts->verbose,
+		                     .isolation = bake->opts->isolation,
 		                     .intr_fd = bake->opts->intr_fd };
 	own_fd int theirs = -1;
 	int sv[2];
@@ -156,9 +159,7 @@ static int freeze(struct bake *bake, struct err *err)
 	rc = rc ? rc : await_parked(bake, err);
 	if (!rc) {
 		on_phase(bake, "snapshot");
-		rc = sandbox_call(&bake->sb,
-		                  json_pack("{s:s, s:s}", "cmd", "snapshot", "dir", bake->snap), -1,
-		                  SNAPSHOT_MS, NULL, err);
+		rc = freeze_snapshot(&bake->sb, bake->snap, false, SNAPSHOT_MS, err);
 	}
 	console_close(&bake->console);
 	sandbox_close(&bake->sb);
@@ -206,6 +207,7 @@ static int trial_run(struct bake *bake, const char *code, bool record, struct tr
                      struct err *err)
 {
 	struct sandbox_spec spec = { .verbose = bake->opts->verbose,
+		                     .isolation = bake->opts->isolation,
 		                     .intr_fd = bake->opts->intr_fd };
 	struct thaw_spec thaw = { .dir = bake->snap, .overlay_dir = bake->tmp, .record = record };
 	struct cell cell = { .code = code,
@@ -246,10 +248,7 @@ static int record_workset(struct bake *bake, struct err *err)
 	struct trial trial;
 	int rc = trial_run(bake, "1+1", true, &trial, err);
 
-	rc = rc ? rc
-	        : sandbox_call(&bake->sb,
-	                       json_pack("{s:s, s:s}", "cmd", "workset", "dir", bake->snap), -1,
-	                       60000, NULL, err);
+	rc = rc ? rc : freeze_workset(&bake->sb, bake->snap, false, WORKSET_MS, err);
 	trial_end(bake, &trial);
 	return rc ? err_wrap(err, "record the working set") : 0;
 }
@@ -258,6 +257,7 @@ static int record_workset(struct bake *bake, struct err *err)
 static int record_later(struct bake *bake, struct err *err)
 {
 	struct sandbox_spec spec = { .verbose = bake->opts->verbose,
+		                     .isolation = bake->opts->isolation,
 		                     .intr_fd = bake->opts->intr_fd };
 	struct member_spec member = {
 		.dir = bake->snap, .overlay_dir = bake->tmp, .warm = true, .record = true
@@ -266,11 +266,7 @@ static int record_later(struct bake *bake, struct err *err)
 
 	rc = rc ? rc : sandbox_begin_standby(&bake->sb, &member, err);
 	rc = rc ? rc : sandbox_wait_ready(&bake->sb, WARM_UP_MS, err);
-	rc = rc ? rc
-	        : sandbox_call(&bake->sb,
-	                       json_pack("{s:s, s:s, s:b}", "cmd", "workset", "dir", bake->snap,
-	                                 "later", 1),
-	                       -1, 60000, NULL, err);
+	rc = rc ? rc : freeze_workset(&bake->sb, bake->snap, true, WORKSET_MS, err);
 	sandbox_close(&bake->sb);
 	return rc ? err_wrap(err, "record the warm-up's working set") : 0;
 }

@@ -7,6 +7,7 @@
 #ifndef API_BAKE_H
 #define API_BAKE_H
 
+#include "api/monitor.h"
 #include "api/paths.h"
 #include "core/err.h"
 
@@ -23,6 +24,7 @@ struct bake_opts {
 	bool verbose;        /* the guest's console on standard error */
 	bool force;          /* also when nothing has changed */
 	int intr_fd;         /* readable: give up, -EINTR */
+	struct isolation isolation;
 };
 
 /* What is baked: everything that the result depends on. */

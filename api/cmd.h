@@ -46,6 +46,14 @@ extern uint64_t cmd_start_ns;
 int cmd_parse(const struct cmd *cmd, const struct arg *args, size_t nr, int argc, char **argv,
               bool stop_at_operand, struct arg_rest *rest);
 
+/* The options of a command that starts a monitor; `to` is a struct isolation. */
+#define CMD_ISOLATION_ARGS(to)                                                             \
+	{ "require-isolation", '\0',    ARG_LEVEL,                                         \
+	  &(to).least,         "LEVEL", "refuse to run with less: none, vm, user, full" }, \
+	{                                                                                  \
+		"isolation", '\0', ARG_LEVEL, &(to).most, "LEVEL", "what is tried (full)"  \
+	}
+
 /* A usage error in the command's own words. Returns EXIT_USAGE. */
 int cmd_usage(const struct cmd *cmd, const char *fmt, ...) PRINTF_LIKE(2, 3);
 

@@ -232,6 +232,7 @@ static int run(struct sandbox *sb, json_t *line)
 static int boot_main(int argc, char **argv)
 {
 	struct boot_opts o = { .cmdline = "", .memory_mb = 512, .vcpus = 1 };
+	struct sandbox_spec spec = { 0 };
 	const struct arg args[] = {
 		{ "kernel", 'k', ARG_TEXT, &o.kernel, "PATH",
 		  "vmlinux or bzImage (the one built here)" },
@@ -244,8 +245,8 @@ static int boot_main(int argc, char **argv)
 		{ "vsock", '\0', ARG_TEXT, &o.vsock, "PATH",
 		  "Unix socket to reach guest ports by" },
 		{ "verbose", 'v', ARG_FLAG, &o.verbose, NULL, "show the monitor's log" },
+		CMD_ISOLATION_ARGS(spec.isolation),
 	};
-	struct sandbox_spec spec = { 0 };
 	struct arg_rest rest;
 	struct sandbox sb;
 	struct err err = { 0 };

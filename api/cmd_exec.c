@@ -23,6 +23,7 @@ static const char help[] =
 	"130 interrupted.\n";
 
 struct exec_opts {
+	struct isolation isolation;
 	const char *template, *cwd, *user;
 	struct arg_list env;
 	uint64_t timeout_ns, memory_mb;
@@ -64,7 +65,8 @@ static int run_in_sandbox(const struct exec_opts *o, json_t *request)
 	struct agent_exec exec = { .request = request, .in_fd = 0, .timeout_ns = o->timeout_ns };
 	struct session_spec spec = { .template = o->template,
 		                     .memory_mb = o->memory_mb,
-		                     .limits = o->limits };
+		                     .limits = o->limits,
+		                     .isolation = o->isolation };
 	struct session session;
 	struct err err = { 0 };
 	int status = 0, rc;
@@ -100,6 +102,7 @@ static int exec_main(int argc, char **argv)
 		  "the template's variant of that size" },
 		{ "template", 'T', ARG_TEXT, &o.template, "NAME", "template (code-interpreter)" },
 		CMD_LIMIT_ARGS(o.limits),
+		CMD_ISOLATION_ARGS(o.isolation),
 	};
 	struct arg_rest rest;
 	struct err err = { 0 };

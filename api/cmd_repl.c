@@ -395,6 +395,7 @@ static int repl_main(int argc, char **argv)
 		{ "max-output", '\0', ARG_BYTES, &r.cell.max_output, "BYTES",
 		  "of a cell, 0: all (8M)" },
 		CMD_LIMIT_ARGS(spec.limits),
+		CMD_ISOLATION_ARGS(spec.isolation),
 	};
 	struct arg_rest rest;
 	struct err err = { 0 };

@@ -42,6 +42,7 @@ struct transfer {
 };
 
 struct run {
+	struct isolation isolation;
 	/* options */
 	const char *code_text, *template, *figures;
 	struct arg_list put, get, env;
@@ -323,7 +324,8 @@ static int thaw_and_run(struct run *run)
 		                     .memory_mb = run->memory_mb,
 		                     .env = run->env_json,
 		                     .limits = run->limits,
-		                     .request = run->nr_puts ? NULL : request };
+		                     .request = run->nr_puts ? NULL : request,
+		                     .isolation = run->isolation };
 	struct session session;
 	struct err err = { 0 };
 	int rc;
@@ -358,6 +360,7 @@ static int run_main(int argc, char **argv)
 		  "of output, 0: all (8M)" },
 		CMD_LIMIT_ARGS(run.limits),
 		{ "json", 'j', ARG_FLAG, &run.json, NULL, "one JSON object at the end" },
+		CMD_ISOLATION_ARGS(run.isolation),
 	};
 	struct arg_rest rest;
 	struct err err = { 0 };

@@ -85,6 +85,7 @@ static int build_main(int argc, char **argv)
 		{ "force", 'f', ARG_FLAG, &o.force, NULL, "bake although nothing has changed" },
 		{ "verbose", 'v', ARG_FLAG, &o.verbose, NULL, "show the guest's console" },
 		{ "json", 'j', ARG_FLAG, &json, NULL, "one JSON object at the end" },
+		CMD_ISOLATION_ARGS(o.isolation),
 	};
 	struct arg_rest rest;
 	struct err err = { 0 };

@@ -5,9 +5,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,34 +53,160 @@ int monitor_find(char path[PATHS_MAX], const char *vmm, struct err *err)
 	return vmm ? paths_format(path, err, "%s", vmm) : paths_vmm(path, err);
 }
 
+static const char *either(const char *given, const char *variable)
+{
+	return given ? given : getenv(variable);
+}
+
+/* The program's words; `argv` has room for all of them. */
+static void make_argv(const struct monitor_start *how, const char **argv)
+{
+	const char *options[][2] = {
+		{ "--isolation", either(how->isolation.most, "THAWBOX_ISOLATION") },
+		{ "--require-isolation",
+		  either(how->isolation.least, "THAWBOX_REQUIRE_ISOLATION") },
+		{ "--uid-base", getenv("THAWBOX_UID_BASE") },
+	};
+	unsigned n = 0;
+
+	argv[n++] = "thawbox-vmm";
+	argv[n++] = "--control-fd";
+	argv[n++] = "3";
+	if (how->zygote)
+		argv[n++] = "--zygote";
+	for (unsigned i = 0; i < ARRAY_LEN(options); i++) {
+		if (!options[i][1])
+			continue;
+		argv[n++] = options[i][0];
+		argv[n++] = options[i][1];
+	}
+	argv[n] = NULL;
+}
+
+/* What the child works on in our memory, while we wait. */
+struct launch {
+	const struct monitor_start *how;
+	char *const *argv;
+	char users[32], groups[32]; /* maps of a new user namespace; "": none */
+	int error;
+};
+
+static int write_file(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : write(fd, text, strlen(text));
+
+	if (fd >= 0)
+		close(fd);
+	return n < 0 ? -errno : 0;
+}
+
+/* Before the program is executed, or it would lose its rights in the namespace. */
+static int map_user(const struct launch *launch)
+{
+	int rc = 0;
+
+	if (launch->users[0])
+		rc = write_file("/proc/self/setgroups", "deny");
+	if (!rc && launch->users[0])
+		rc = write_file("/proc/self/uid_map", launch->users);
+	if (!rc && launch->users[0])
+		rc = write_file("/proc/self/gid_map", launch->groups);
+	return rc;
+}
+
+static int set_descriptors(const struct monitor_start *how)
+{
+	int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	if (null_fd < 0 || dup2(null_fd, 0) < 0 || dup2(null_fd, 1) < 0 ||
+	    (how->log_fd >= 0 && dup2(how->log_fd, 2) < 0) ||
+	    dup2(how->control_fd, CONTROL_FD) < 0 || close_range(CONTROL_FD + 1, UINT_MAX, 0) < 0)
+		return -errno;
+	return 0;
+}
+
+static void default_signals(void)
+{
+	const struct sigaction by_default = { .sa_handler = SIG_DFL };
+	sigset_t none;
+
+	sigemptyset(&none);
+	for (int i = 1; i < NSIG; i++)
+		(void)sigaction(i, &by_default, NULL); /* some cannot be changed */
+	(void)sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* The child: our memory, its own everything else. Calls nothing that could take a lock. */
+static int child(void *arg)
+{
+	struct launch *launch = arg;
+
+	launch->error = map_user(launch);
+	if (!launch->error)
+		launch->error = set_descriptors(launch->how);
+	if (launch->error)
+		_exit(127);
+	default_signals();
+	/* Its own session: a Ctrl-C at our terminal is ours to handle, not the monitor's. */
+	(void)setsid();
+	(void)execve(launch->how->path, launch->argv, environ);
+	launch->error = -errno;
+	_exit(127);
+}
+
+/* As vfork(2): returns when the program runs, or could not. */
+static int spawn_with(struct launch *launch, int flags, pid_t *pid)
+{
+	size_t size = 64u << 10;
+	char *stack = mmap(NULL, size, PROT_READ | PROT_WRITE,
+	                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+	sigset_t all, before;
+	int rc = 0;
+
+	if (stack == MAP_FAILED)
+		return -errno;
+	launch->error = 0;
+	/* A handler of ours must not run in the child: it would do so on our data. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	*pid = clone(child, stack + size, CLONE_VM | CLONE_VFORK | SIGCHLD | flags, launch);
+	if (*pid < 0)
+		rc = -errno;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	(void)munmap(stack, size);
+	if (*pid > 0 && launch->error) {
+		rc = launch->error;
+		(void)waitpid(*pid, NULL, 0);
+	}
+	return rc;
+}
+
+/*
+ * The namespaces that only a starter can make, as many as the host grants. A zygote stays in ours: the first process
+ * of a pid namespace could not have siblings.
+ */
 static int spawn(const struct monitor_start *how, pid_t *pid)
 {
-	char arg0[] = "thawbox-vmm", arg1[] = "--control-fd", arg2[] = "3", arg3[] = "--zygote";
-	char *argv[] = { arg0, arg1, arg2, how->zygote ? arg3 : NULL, NULL };
-	posix_spawn_file_actions_t fa;
-	posix_spawnattr_t attr;
-	sigset_t none, all;
-	int rc;
+	const char *argv[16], *most = either(how->isolation.most, "THAWBOX_ISOLATION");
+	bool plain = how->zygote || (most && strcmp(most, "full") != 0);
+	struct launch launch = { .how = how };
+	int rc = -EPERM;
 
-	posix_spawn_file_actions_init(&fa);
-	posix_spawnattr_init(&attr);
-	sigemptyset(&none);
-	sigfillset(&all);
-	posix_spawnattr_setsigmask(&attr, &none);
-	posix_spawnattr_setsigdefault(&attr, &all);
-	/* Its own session: a Ctrl-C at our terminal is ours to handle, not the monitor's. */
-	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK |
-	                                        POSIX_SPAWN_SETSIGDEF);
-	rc = posix_spawn_file_actions_addopen(&fa, 0, "/dev/null", O_RDWR, 0);
-	rc = rc ? rc : posix_spawn_file_actions_adddup2(&fa, 0, 1);
-	if (!rc && how->log_fd >= 0)
-		rc = posix_spawn_file_actions_adddup2(&fa, how->log_fd, 2);
-	rc = rc ? rc : posix_spawn_file_actions_adddup2(&fa, how->control_fd, CONTROL_FD);
-	rc = rc ? rc : posix_spawn_file_actions_addclosefrom_np(&fa, CONTROL_FD + 1);
-	rc = rc ? rc : posix_spawn(pid, how->path, &fa, &attr, argv, environ);
-	posix_spawn_file_actions_destroy(&fa);
-	posix_spawnattr_destroy(&attr);
-	return -rc;
+	make_argv(how, argv);
+	launch.argv = (char *const *)(uintptr_t)
+		argv; /* not written to: the prototype is older than const */
+	if (!plain)
+		rc = spawn_with(&launch, CLONE_NEWPID, pid);
+	if (!plain && rc == -EPERM) {
+		(void)snprintf(launch.users, sizeof(launch.users), "0 %u 1", geteuid());
+		(void)snprintf(launch.groups, sizeof(launch.groups), "0 %u 1", getegid());
+		rc = spawn_with(&launch, CLONE_NEWUSER | CLONE_NEWPID, pid);
+		launch.users[0] = '\0';
+	}
+	if (plain || (rc && rc != -ENOENT && rc != -EACCES))
+		rc = spawn_with(&launch, 0, pid);
+	return rc;
 }
 
 int monitor_start(const struct monitor_start *how, pid_t *pid, int *pid_fd, struct err *err)

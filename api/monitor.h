@@ -14,7 +14,7 @@
 #include <sys/types.h>
 
 #define MONITOR_LINE_MAX (64u << 10) /* bytes of a control line */
-#define MONITOR_FDS_MAX  2u          /* descriptors that go with one */
+#define MONITOR_FDS_MAX  10u         /* descriptors that go with one */
 
 /* Both ends of a control socket: ours, and the one for the process. The caller's. */
 NODISCARD int monitor_pair(int *ours, int *theirs, struct err *err);
@@ -24,12 +24,21 @@ int monitor_log(void);
 /* Where the program is: `vmm`, or, when that is NULL, as paths_vmm() finds it. */
 NODISCARD int monitor_find(char path[PATHS_MAX], const char *vmm, struct err *err);
 
+/* How much isolation a monitor tries, and how much it must have: "none", "vm", "user", "full". */
+struct isolation {
+	const char *most;  /* NULL: $THAWBOX_ISOLATION, else all that the host grants */
+	const char *least; /* NULL: $THAWBOX_REQUIRE_ISOLATION, else "none" */
+};
+
 struct monitor_start {
 	const char *path;
+	struct isolation isolation;
 	int control_fd, log_fd; /* of monitor_pair(), monitor_log(); they stay the caller's */
 	bool zygote;
 };
-/* Returns when the program runs (as posix_spawn(3)). *pid and *pid_fd are the caller's to end and to reap. */
+/*
+ * Returns when the program runs (as posix_spawn(3)), in a pid namespace of its own where the host grants one: it cannot
+ * move into one itself. *pid and *pid_fd are the caller's to end and to reap. */
 NODISCARD int monitor_start(const struct monitor_start *how, pid_t *pid, int *pid_fd,
                             struct err *err);
 /* SIGKILL, then waits for the end and reaps. Safe on what never started (pid 0). */

@@ -116,7 +116,10 @@ static void bury(struct pool *pool, struct member *m)
 /* A zygote that is gone is replaced: what it had forked is not hurt. */
 static int revive_zygote(struct pool *pool, struct err *err)
 {
-	const struct zygote_spec spec = { .vmm = pool->vmm, .verbose = pool->spec.verbose };
+	const struct zygote_spec spec = { .vmm = pool->vmm,
+		                          .isolation = pool->spec.isolation,
+		                          .overlay_dir = pool->overlay_dir,
+		                          .verbose = pool->spec.verbose };
 
 	if (pool->zygote.pid && !zygote_is_lost(&pool->zygote))
 		return 0;

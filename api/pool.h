@@ -27,14 +27,15 @@ enum pool_kind {
 
 struct pool_spec {
 	enum pool_kind kind;
-	unsigned size;           /* members kept ready */
-	unsigned refill_at_once; /* members in the making at a time; 0: 1 */
-	unsigned max_dying;      /* bound of pool_destroy()'s queue; 0: as `size` */
-	unsigned make_ms;        /* a member that takes longer has failed; 0: 30 s */
-	const char *vmm;         /* as in struct sandbox_spec */
-	bool verbose;            /* as in struct sandbox_spec */
-	const char *dir;         /* the snapshot */
-	const char *overlay_dir; /* as in struct thaw_spec */
+	unsigned size;              /* members kept ready */
+	unsigned refill_at_once;    /* members in the making at a time; 0: 1 */
+	unsigned max_dying;         /* bound of pool_destroy()'s queue; 0: as `size` */
+	unsigned make_ms;           /* a member that takes longer has failed; 0: 30 s */
+	const char *vmm;            /* as in struct sandbox_spec */
+	struct isolation isolation; /* as in struct zygote_spec; borrowed while the pool is open */
+	bool verbose;               /* as in struct sandbox_spec */
+	const char *dir;            /* the snapshot */
+	const char *overlay_dir;    /* as in struct thaw_spec */
 };
 
 struct pool_stats {

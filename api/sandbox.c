@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/sandbox.h"
 
-#include "api/monitor.h"
 #include "api/zygote.h"
 #include "core/own.h"
 
@@ -176,19 +175,25 @@ static int gone(struct sandbox *sb, struct err *err)
 	return err->code;
 }
 
-static int send_line(struct sandbox *sb, const json_t *line, int fd, enum pending kind,
-                     struct err *err)
+static int send_line_with(struct sandbox *sb, const json_t *line, const int *fds, unsigned nr_fds,
+                          enum pending kind, struct err *err)
 {
 	int rc;
 
 	if (sb->nr_pending == SANDBOX_PENDING_MAX)
 		return err_set(err, -EBUSY, "too many commands without an answer");
-	rc = monitor_send(sb->control_fd, line, &fd, fd >= 0, err);
+	rc = monitor_send(sb->control_fd, line, fds, nr_fds, err);
 	if (rc == -EPIPE || rc == -ECONNRESET)
 		return gone(sb, err);
 	if (!rc)
 		sb->pending[sb->nr_pending++] = (uint8_t)kind;
 	return rc;
+}
+
+static int send_line(struct sandbox *sb, const json_t *line, int fd, enum pending kind,
+                     struct err *err)
+{
+	return send_line_with(sb, line, &fd, fd >= 0, kind, err);
 }
 
 /* --- the monitor's process ------------------------------------------------------------------- */
@@ -233,7 +238,10 @@ static int launch_program(struct sandbox *sb, const struct sandbox_spec *spec, i
                           struct err *err)
 {
 	char path[PATHS_MAX];
-	struct monitor_start how = { .path = path, .control_fd = control, .log_fd = sb->log_fd };
+	struct monitor_start how = { .path = path,
+		                     .isolation = spec->isolation,
+		                     .control_fd = control,
+		                     .log_fd = sb->log_fd };
 	int rc = monitor_find(path, spec->vmm, err);
 
 	sb->start_ns = clock_ns();
@@ -506,7 +514,13 @@ int sandbox_wait(struct sandbox *sb, struct stream *const *streams, unsigned nr,
 int sandbox_call(struct sandbox *sb, json_t *line, int fd, int timeout_ms, json_t **answer,
                  struct err *err)
 {
-	int rc = send_line(sb, line, fd, PENDING_CALL, err);
+	return sandbox_call_with(sb, line, &fd, fd >= 0, timeout_ms, answer, err);
+}
+
+int sandbox_call_with(struct sandbox *sb, json_t *line, const int *fds, unsigned nr_fds,
+                      int timeout_ms, json_t **answer, struct err *err)
+{
+	int rc = send_line_with(sb, line, fds, nr_fds, PENDING_CALL, err);
 
 	json_decref(line);
 	json_decref(sb->answer);

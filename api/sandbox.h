@@ -12,6 +12,7 @@
 #define API_SANDBOX_H
 
 #include "api/frames.h"
+#include "api/monitor.h"
 #include "core/err.h"
 
 #include <jansson.h>
@@ -62,8 +63,9 @@ struct zygote;
 
 /* How to start the monitor. */
 struct sandbox_spec {
-	struct zygote *zygote; /* borrowed: it forks the monitor; NULL: `vmm` is executed */
-	const char *vmm;       /* NULL: $THAWBOX_VMM, beside this program, libexec, PATH */
+	struct zygote *zygote;      /* borrowed: it forks the monitor; NULL: `vmm` is executed */
+	const char *vmm;            /* NULL: $THAWBOX_VMM, beside this program, libexec, PATH */
+	struct isolation isolation; /* of an executed one; a fork has its zygote's */
 	bool verbose; /* the monitor's log goes to our standard error; of a fork: where the zygote's goes */
 	int intr_fd; /* as in struct sandbox; -1: none */
 };
@@ -140,6 +142,10 @@ void sandbox_kill(struct sandbox *sb, const char *why);
  */
 NODISCARD int sandbox_call(struct sandbox *sb, json_t *line, int fd, int timeout_ms,
                            json_t **answer, struct err *err);
+
+/* The same with several descriptors. */
+NODISCARD int sandbox_call_with(struct sandbox *sb, json_t *line, const int *fds, unsigned nr_fds,
+                                int timeout_ms, json_t **answer, struct err *err);
 
 /* Waits for the answer to the thaw. */
 NODISCARD int sandbox_wait_thawed(struct sandbox *sb, int timeout_ms, struct err *err);

@@ -8,6 +8,7 @@ int session_open(struct session *s, const struct session_spec *spec, struct err 
 	const char *name = spec->template ? spec->template : TEMPLATE_DEFAULT;
 	const char *age = getenv("THAWBOX_TEST_AGE_S");
 	struct sandbox_spec start = { .verbose = getenv("THAWBOX_DEBUG") != NULL,
+		                      .isolation = spec->isolation,
 		                      .intr_fd = spec->intr_fd };
 	struct thaw_spec thaw = { .env = spec->env,
 		                  .limits = spec->limits,

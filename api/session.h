@@ -17,6 +17,7 @@ struct session_spec {
 	const json_t *env;    /* borrowed, or NULL */
 	struct sandbox_limits limits;
 	const json_t *request; /* borrowed: the first cell's, or NULL */
+	struct isolation isolation;
 	int intr_fd;
 };
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/zygote.h"
 
-#include "api/monitor.h"
 #include "core/own.h"
 
 #include <errno.h>
@@ -79,9 +78,10 @@ static int await_answer(struct zygote *z, int timeout_ms, json_t **answer, struc
 	return rc;
 }
 
-static int send_open(struct zygote *z, const char *dir, struct err *err)
+static int send_open(struct zygote *z, const char *dir, const char *overlay_dir, struct err *err)
 {
-	json_t *line = json_pack("{s:s, s:s}", "cmd", "open", "dir", dir);
+	json_t *line = json_pack("{s:s, s:s, s:s*}", "cmd", "open", "dir", dir, "overlay_dir",
+	                         overlay_dir);
 	int rc = line ? monitor_send(z->control_fd, line, NULL, 0, err)
 	              : err_set(err, -EINVAL, "%s: not UTF-8", dir);
 
@@ -92,12 +92,14 @@ static int send_open(struct zygote *z, const char *dir, struct err *err)
 static int start(struct zygote *z, const struct zygote_spec *spec, const char *dir, struct err *err)
 {
 	char path[PATHS_MAX];
-	struct monitor_start how = { .path = path, .zygote = true };
+	struct monitor_start how = { .path = path, .isolation = spec->isolation, .zygote = true };
 	own_fd int theirs = -1;
 	int rc = monitor_find(path, spec->vmm, err);
 
 	rc = rc ? rc : monitor_pair(&z->control_fd, &theirs, err);
-	rc = rc ? rc : send_open(z, dir, err); /* so that it is there when the process is */
+	rc = rc ? rc
+	        : send_open(z, dir, spec->overlay_dir,
+	                    err); /* so that it is there when the process is */
 	how.control_fd = theirs;
 	how.log_fd = z->log_fd;
 	return rc ? rc : monitor_start(&how, &z->pid, &z->pid_fd, err);

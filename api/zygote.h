@@ -13,6 +13,7 @@
 #define API_ZYGOTE_H
 
 #include "api/frames.h"
+#include "api/monitor.h"
 #include "core/err.h"
 
 #include <pthread.h>
@@ -31,7 +32,10 @@ struct zygote {
 };
 
 struct zygote_spec {
-	const char *vmm; /* as in struct sandbox_spec */
+	const char *vmm;            /* as in struct sandbox_spec */
+	struct isolation isolation; /* as in struct sandbox_spec: of all that it forks */
+	const char *
+		overlay_dir; /* where its forks' private disks are made, as in struct thaw_spec: they name the same */
 	bool verbose; /* its log, and that of forks without one of their own, goes to our standard error */
 };
 

@@ -243,7 +243,7 @@ class Thaws:
         if self.mode != "exec":
             self.zygote = Monitor(self.program, "--zygote", "--trace", str(self.trace))
             try:
-                self.zygote.call("open", dir=str(self.template))
+                self.zygote.call("open", dir=str(self.template), overlay_dir=self.members["overlay_dir"])
             except BaseException:
                 self.zygote.__exit__()
                 raise

@@ -152,7 +152,7 @@ static int make(struct load *load, struct sandbox *sb, const json_t *request, st
 {
 	const struct load_spec *spec = load->spec;
 	struct thaw_spec thaw = { .dir = spec->dir, .overlay_dir = "/tmp", .age_s = spec->age_s };
-	struct sandbox_spec how = { .intr_fd = -1 };
+	struct sandbox_spec how = { .isolation = spec->isolation, .intr_fd = -1 };
 
 	if (load->pool)
 		return pool_take(load->pool, sb, &thaw, request, RUN_MS_MAX, err);
@@ -357,9 +357,10 @@ static enum pool_kind kind_of(enum load_mode mode)
 int load_run(const struct load_spec *spec, struct load_run *runs, struct load_totals *totals,
              struct err *err)
 {
-	const struct zygote_spec zygote = { 0 };
+	const struct zygote_spec zygote = { .isolation = spec->isolation, .overlay_dir = "/tmp" };
 	const struct pool_spec pool = { .kind = kind_of(spec->mode),
 		                        .size = spec->pool,
+		                        .isolation = spec->isolation,
 		                        .dir = spec->dir,
 		                        .overlay_dir = "/tmp" };
 	struct load load = { .spec = spec, .runs = runs };

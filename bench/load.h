@@ -7,6 +7,7 @@
 #ifndef BENCH_LOAD_H
 #define BENCH_LOAD_H
 
+#include "api/monitor.h"
 #include "core/err.h"
 
 #include <stdbool.h>
@@ -53,6 +54,7 @@ static inline bool load_is_pooled(enum load_mode mode)
 
 struct load_spec {
 	enum load_mode mode;
+	struct isolation isolation;
 	unsigned runs;
 	unsigned at_once; /* of a burst: its size */
 	unsigned pool;    /* members; for the pooled modes */

@@ -43,6 +43,7 @@ static const char usage[] =
 	"  --raises         that cell must end in an error: the time to its traceback\n"
 	"  --age S          treat the snapshot as S seconds older than it is\n"
 	"  --template T     name, or the directory of a snapshot (default code-interpreter)\n"
+	"  --isolation LEVEL  what of the jail is tried: full (default), user, vm, none\n"
 	"  --csv FILE       writes one line a run\n"
 	"  --json           prints one object\n"
 	"Examples: bench/thaw --runs 20 --cache cold\n"
@@ -120,6 +121,9 @@ static const char *parse_one(int o, const char *value, struct options *opt)
 	case 'e':
 		load->cell = value;
 		return NULL;
+	case 'i':
+		load->isolation.most = value;
+		return NULL;
 	case 'o':
 		opt->csv = value;
 		return NULL;
@@ -163,6 +167,7 @@ static int parse(int argc, char **argv, struct options *opt)
 		{ "cell", 1, NULL, 'e' },
 		{ "age", 1, NULL, 'g' },
 		{ "template", 1, NULL, 't' },
+		{ "isolation", 1, NULL, 'i' },
 		{ "csv", 1, NULL, 'o' },
 		{ "json", 0, NULL, 'j' },
 		{ "raises", 0, NULL, 'x' },

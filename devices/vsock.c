@@ -504,19 +504,23 @@ static const struct vdev_ops vsock_ops = {
 
 /* ---- open, connect, close ---- */
 
-int vsock_listen(struct vsock *v, const char *path, struct err *err)
+int vsock_listen(struct vsock *v, struct vsock_unix *un, struct err *err)
 {
 	struct epoll_event want = { .events = EPOLLIN | EPOLLET }; /* data.ptr NULL: no stream */
-	int ret = vsock_unix_listen(&v->un, path, err);
 
-	if (ret == 0 && epoll_ctl(v->table.epoll_fd, EPOLL_CTL_ADD, v->un.fd, &want) < 0)
-		ret = err_set(err, -errno, "vsock: epoll: %s", strerror(errno));
-	return ret;
+	if (un->fd < 0)
+		return 0;
+	v->un = *un;
+	*un = (struct vsock_unix){ .fd = -1 };
+	if (epoll_ctl(v->table.epoll_fd, EPOLL_CTL_ADD, v->un.fd, &want) < 0)
+		return err_set(err, -errno, "vsock: epoll: %s", strerror(errno));
+	return 0;
 }
 
 int vsock_open(struct vsock **vsock, const struct vsock_config *config,
                const struct vdev_host *host, unsigned instance, struct err *err)
 {
+	struct vsock_unix un = { .fd = -1 };
 	struct vsock *v;
 	int ret;
 
@@ -539,7 +543,9 @@ int vsock_open(struct vsock **vsock, const struct vsock_config *config,
 	v->table.asked = config->asked;
 	v->table.asked_ctx = config->asked_ctx;
 	if (ret == 0 && config->path)
-		ret = vsock_listen(v, config->path, err);
+		ret = vsock_unix_listen(&un, config->path, err);
+	if (ret == 0)
+		ret = vsock_listen(v, &un, err);
 	if (ret < 0) {
 		vsock_close(v);
 		return ret;

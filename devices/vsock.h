@@ -28,8 +28,9 @@ struct vsock_config {
 /* Loop's thread. Errors name the path and a remedy; nothing is left behind. */
 NODISCARD int vsock_open(struct vsock **vsock, const struct vsock_config *config,
                          const struct vdev_host *host, unsigned instance, struct err *err);
-/* Listens on a Unix socket after all: `path` as in the config that had none. Loop's thread. */
-NODISCARD int vsock_listen(struct vsock *vsock, const char *path, struct err *err);
+/* Takes over a socket that listens, or none (fd -1), where the config had no `path`. Loop's thread. */
+struct vsock_unix;
+NODISCARD int vsock_listen(struct vsock *vsock, struct vsock_unix *un, struct err *err);
 /* Closes all connections, removes the Unix socket it made. Loop's thread or after it. NULL is allowed. */
 void vsock_close(struct vsock *vsock);
 struct vdev *vsock_vdev(struct vsock *vsock);

@@ -92,6 +92,17 @@ int vsock_unix_listen(struct vsock_unix *un, const char *path, struct err *err)
 	return 0;
 }
 
+int vsock_unix_rename(struct vsock_unix *un, const char *path, struct err *err)
+{
+	char *copy = strdup(path);
+
+	if (!copy)
+		return err_set(err, -ENOMEM, "vsock %s: out of memory", path);
+	free(un->path);
+	un->path = copy;
+	return 0;
+}
+
 void vsock_unix_close(struct vsock_unix *un)
 {
 	struct stat st;

@@ -27,6 +27,8 @@ struct vsock_unix {
  * -EEXIST when the file is no socket, -ENAMETOOLONG.
  */
 NODISCARD int vsock_unix_listen(struct vsock_unix *un, const char *path, struct err *err);
+/* From now on the file, and those of ports beside it, are found under `path`: a process may have another root. */
+NODISCARD int vsock_unix_rename(struct vsock_unix *un, const char *path, struct err *err);
 /* Closes it and removes the file, if it is still the one made above. Idempotent; safe when fd is -1. */
 void vsock_unix_close(struct vsock_unix *un);
 

@@ -86,13 +86,9 @@ static int load(const struct gmem *mem, const struct boot_plan *plan, struct boo
                 struct err *err)
 {
 	struct boot_elf elf;
-	uint64_t size = 0;
-	own_fd int fd = open_elf(plan->kernel, mem->size, &size, err);
-	int ret;
+	int fd = plan->kernel_fd;
+	int ret = boot_elf_read(fd, plan->kernel_size, &elf, err);
 
-	if (fd < 0)
-		return fd;
-	ret = boot_elf_read(fd, size, &elf, err);
 	if (ret == 0)
 		ret = choose_entry(&elf, regs, err);
 	if (ret == 0)
@@ -100,6 +96,19 @@ static int load(const struct gmem *mem, const struct boot_plan *plan, struct boo
 	if (ret == 0)
 		ret = boot_elf_load(&elf, fd, mem, err);
 	return ret < 0 ? ret : boot_setup(mem, plan, elf.end, regs, err);
+}
+
+static int bad_kernel(const char *path, struct err *err)
+{
+	(void)err_wrap(err, "kernel %s", path);
+	return err_remedy(err, "give the vmlinux (ELF) or bzImage of an x86-64 Linux kernel");
+}
+
+int boot_open(const char *path, uint64_t max, uint64_t *size, struct err *err)
+{
+	int fd = open_elf(path, max, size, err);
+
+	return fd < 0 ? bad_kernel(path, err) : fd;
 }
 
 int boot_load(const struct gmem *mem, const struct boot_plan *plan, struct boot_regs *regs,
@@ -110,10 +119,5 @@ int boot_load(const struct gmem *mem, const struct boot_plan *plan, struct boot_
 	if (ret < 0)
 		return ret;
 	ret = load(mem, plan, regs, err);
-	if (ret < 0) {
-		(void)err_wrap(err, "kernel %s", plan->kernel);
-		(void)err_remedy(err,
-		                 "give the vmlinux (ELF) or bzImage of an x86-64 Linux kernel");
-	}
-	return ret;
+	return ret < 0 ? bad_kernel(plan->kernel, err) : ret;
 }

@@ -12,7 +12,9 @@
 #include "core/gmem.h"
 
 struct boot_plan {
-	const char *kernel;  /* path */
+	const char *kernel; /* path, for words alone */
+	int kernel_fd;      /* of boot_open(), with its size */
+	uint64_t kernel_size;
 	const char *cmdline; /* whole; at most LAYOUT_CMDLINE_MAX - 1 bytes */
 	unsigned nr_vcpus;
 	unsigned nr_disks;
@@ -39,11 +41,17 @@ struct boot_regs {
 };
 
 /*
+ * Opens the kernel at `path`: an ELF file of *size bytes, which the caller owns. A bzImage is unpacked on the host by
+ * a program (boot_bzimage.h), to at most `max` bytes. -ENOEXEC (not such a kernel), -ENOENT, or another -errno,
+ * with a remedy. Blocking.
+ */
+NODISCARD int boot_open(const char *path, uint64_t max, uint64_t *size, struct err *err);
+
+/*
  * Puts kernel, command line, zero page with e820 map, random seed and device tree (or PVH start
- * info), page tables and GDT into guest memory, which must be zeroed, and fills `regs`. A bzImage is
- * unpacked on the host by a program (boot_bzimage.h). Everything is borrowed for the call. Returns
- * 0; -ENOEXEC (not such a kernel), -ENOMEM (the guest is too small), -EINVAL (plan), -ENOENT, or
- * another -errno, with a remedy. On a bad file or plan guest memory is untouched. Blocking; any
+ * info), page tables and GDT into guest memory, which must be zeroed, and fills `regs`. Everything
+ * is borrowed for the call. Returns 0; -ENOEXEC (not such a kernel), -ENOMEM (the guest is too small), -EINVAL
+ * (plan), or another -errno, with a remedy. On a bad file or plan guest memory is untouched. Blocking; any
  * thread; before the machine runs.
  */
 NODISCARD int boot_load(const struct gmem *mem, const struct boot_plan *plan,

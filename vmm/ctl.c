@@ -3,7 +3,9 @@
 
 #include "core/log.h"
 #include "core/own.h"
+#include "vmm/boot_line.h"
 #include "vmm/clock.h"
+#include "vmm/jail.h"
 #include "vmm/lines.h"
 #include "vmm/thaw.h"
 #include "vmm/trace.h"
@@ -19,10 +21,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define AGENT_PORT          1024
-#define DEFAULT_OVERLAY_DIR "/var/tmp"
-#define MIB                 (1ull << 20)
-#define NS_PER_SEC          1000000000ull
+#define AGENT_PORT 1024
+#define NS_PER_SEC 1000000000ull
 
 struct ctl {
 	int fd;
@@ -94,75 +94,39 @@ static const char *overlay_dir(const json_t *line)
 {
 	const char *dir = string_of(line, "overlay_dir");
 
-	return dir ? dir : DEFAULT_OVERLAY_DIR;
+	return dir ? dir : FILES_OVERLAY_DIR;
 }
 
-static int parse_disks(const json_t *disks, struct vm_boot_config *config, struct err *err)
+/* /dev/kvm and all else that has a name are open: from here on the monitor has no more of the host. */
+static int enter_jail(struct ctl *ctl, struct vm_files *files, struct err *err)
 {
-	size_t i;
-	json_t *each;
+	int *kvm_fd = ctl->source ? &ctl->source->kvm_fd : &ctl->vm.kvm.sys_fd;
+	int ret = *kvm_fd < 0 ? kvm_open_checked(kvm_fd, err) : 0;
 
-	if (json_array_size(disks) > VM_MAX_DISKS)
-		return err_set(err, -E2BIG, "disks: at most %u", (unsigned)VM_MAX_DISKS);
-	json_array_foreach(disks, i, each)
-	{
-		struct vm_disk *disk = &config->disk[config->nr_disks++];
-
-		disk->path = string_of(each, "path");
-		disk->readonly = json_is_true(json_object_get(each, "readonly"));
-		disk->overlay = json_is_true(json_object_get(each, "overlay"));
-		if (!disk->path)
-			return err_set(err, -EINVAL, "disks: each needs a path");
-	}
-	return 0;
+	(void)kvm_kind(); /* known from now on */
+	trace_begin("jail entered");
+	if (ret >= 0)
+		ret = jail_enter(err);
+	if (ret >= 0)
+		ret = jail_drop(files->largest, err);
+	if (ret >= 0)
+		ret = files_entered(files, err);
+	if (ret >= 0)
+		ret = jail_check(err);
+	trace_end("jail entered", jail_level());
+	return ret < 0 ? ret : 0;
 }
 
-static int parse_serial(struct ctl *ctl, const json_t *line, struct vm_boot_config *config,
-                        struct err *err)
+static int boot(struct ctl *ctl, const json_t *line, struct vm_files *files, struct err *err)
 {
-	const char *kind = string_of(line, "serial");
+	struct vm_boot_config config;
+	int ret = boot_line_open(line, &ctl->lines.sent_fd[0], &config, files, err);
 
-	config->serial_out = config->serial_in = -1;
-	if (!kind || strcmp(kind, "none") == 0)
-		return 0;
-	if (strcmp(kind, "log") == 0) {
-		config->serial_out = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
-		return 0;
-	}
-	if (strcmp(kind, "fd") != 0)
-		return err_set(err, -EINVAL,
-		               "serial: want \"log\", \"none\" or \"fd\", not \"%.32s\"", kind);
-	if (sent_fd(ctl) < 0)
-		return err_set(err, -EINVAL, "serial \"fd\": no descriptor came with the line");
-	config->serial_out = config->serial_in = take_sent_fd(ctl);
-	config->serial_hold = true;
-	return 0;
-}
-
-static int boot(struct ctl *ctl, const json_t *line, struct err *err)
-{
-	json_int_t memory_mb = json_integer_value(json_object_get(line, "memory_mb"));
-	json_int_t vcpus = json_integer_value(json_object_get(line, "vcpus"));
-	struct vm_boot_config config = { .kernel = string_of(line, "kernel"),
-		                         .cmdline = string_of(line, "cmdline"),
-		                         .symbols = string_of(line, "symbols"),
-		                         .vsock_path = string_of(line, "vsock"),
-		                         .overlay_dir = overlay_dir(line),
-		                         .memory_size =
-		                                 (memory_mb ? (uint64_t)memory_mb : 512) * MIB,
-		                         .nr_vcpus = vcpus ? (unsigned)vcpus : 1 };
-	int ret;
-
-	if (!config.kernel)
-		return err_set(err, -EINVAL, "boot: kernel is missing");
-	if (memory_mb < 0 || memory_mb > (1 << 20))
-		return err_set(err, -EINVAL, "boot: memory_mb %lld is not possible",
-		               (long long)memory_mb);
-	ret = parse_disks(json_object_get(line, "disks"), &config, err);
 	if (ret == 0)
-		ret = parse_serial(ctl, line, &config, err);
+		ret = enter_jail(ctl, files, err);
 	if (ret == 0)
 		ret = vm_boot(&ctl->vm, &config, err);
+	boot_line_close(&config);
 	if (ret == 0)
 		say(ctl, json_pack("{s:b}", "ok", 1));
 	return ret;
@@ -221,6 +185,29 @@ static int make_env(struct env *env, const json_t *line, struct err *err)
 	return ret;
 }
 
+/* Of a machine that begins: what its snapshot needs beside itself. */
+static int open_files(struct ctl *ctl, const json_t *line, struct vm_files *files, struct err *err)
+{
+	struct thaw_source *src = ctl->source;
+	const struct snapshot_head *head = &src->snap.head;
+	const char *dir = overlay_dir(line);
+	int ret = 0;
+
+	if (src->overlay_fd >= 0 && strcmp(dir, src->overlay_dir) != 0)
+		return err_set(err, -EXDEV, "overlay_dir: this monitor's is %s", src->overlay_dir);
+	files_may_write(files, head->memory_size + GMEM_PAGE);
+	for (unsigned i = 0; ret == 0 && i < head->nr_disks; i++) {
+		files_may_write(files, src->snap.disk[i].size + GMEM_PAGE);
+		if (!src->snap.disk[i].readonly)
+			ret = files_overlay(files, i, dir, src->overlay_fd, err);
+	}
+	own_close_fd(&src->overlay_fd); /* a way to all of the host's folders */
+	src->overlay_fd = -1;
+	if (ret == 0 && json_is_true(json_object_get(line, "record")))
+		ret = files_pagemap(files, err);
+	return ret;
+}
+
 /* A zygote's child has its source already; a member of a pool has used its own. */
 static int open_source(struct ctl *ctl, const json_t *line, struct err *err)
 {
@@ -236,11 +223,11 @@ static int open_source(struct ctl *ctl, const json_t *line, struct err *err)
 	return thaw_source_open(&ctl->source, dir, err);
 }
 
-static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
+static int thaw(struct ctl *ctl, const json_t *line, struct vm_files *files, struct err *err)
 {
+	const char *vsock = string_of(line, "vsock");
 	struct env env = { 0 };
-	struct vm_thaw_config config = { .vsock_path = string_of(line, "vsock"),
-		                         .overlay_dir = overlay_dir(line),
+	struct vm_thaw_config config = { .files = files,
 		                         .hostname = string_of(line, "hostname"),
 		                         .reseed = !json_is_false(json_object_get(line, "reseed")),
 		                         .record = json_is_true(json_object_get(line, "record")),
@@ -254,6 +241,12 @@ static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 	trace_end("environment made", env.len);
 	config.env = env.p;
 	config.env_len = (uint32_t)env.len;
+	if (ret == 0 && ctl->vm.stage == VM_EMPTY)
+		ret = open_files(ctl, line, files, err);
+	if (ret == 0 && vsock)
+		ret = files_vsock(files, vsock, err);
+	if (ret == 0 && ctl->vm.stage == VM_EMPTY)
+		ret = enter_jail(ctl, files, err);
 	if (ret == 0) {
 		config.first_fd = take_sent_fd(ctl);
 		ret = vm_thaw(vm, ctl->source, &config, err);
@@ -276,22 +269,30 @@ static int thaw(struct ctl *ctl, const json_t *line, struct err *err)
 	return 0;
 }
 
-static int make_shell(struct ctl *ctl, const json_t *line, struct err *err)
+static int make_shell(struct ctl *ctl, const json_t *line, struct vm_files *files, struct err *err)
 {
-	int ret = vm_make_shell(&ctl->vm, ctl->source, overlay_dir(line), err);
+	int ret = open_files(ctl, line, files, err);
 
+	if (ret == 0)
+		ret = enter_jail(ctl, files, err);
+	if (ret == 0)
+		ret = vm_make_shell(&ctl->vm, ctl->source, files, err);
 	if (ret == 0)
 		say(ctl, json_pack("{s:b}", "ok", 1));
 	return ret;
 }
 
-static int warm_up(struct ctl *ctl, const json_t *line, struct err *err)
+static int warm_up(struct ctl *ctl, const json_t *line, struct vm_files *files, struct err *err)
 {
-	struct vm_warm_config config = { .overlay_dir = overlay_dir(line),
+	struct vm_warm_config config = { .files = files,
 		                         .all = json_is_true(json_object_get(line, "warm")),
 		                         .record = json_is_true(json_object_get(line, "record")) };
-	int ret = vm_warm_up(&ctl->vm, ctl->source, &config, err);
+	int ret = open_files(ctl, line, files, err);
 
+	if (ret == 0)
+		ret = enter_jail(ctl, files, err);
+	if (ret == 0)
+		ret = vm_warm_up(&ctl->vm, ctl->source, &config, err);
 	if (ret == 0)
 		say(ctl, json_pack("{s:b}", "ok", 1));
 	return ret;
@@ -300,7 +301,7 @@ static int warm_up(struct ctl *ctl, const json_t *line, struct err *err)
 /* The commands that make a machine, and the stages of a machine at which they may come. */
 static const struct {
 	const char *name;
-	int (*run)(struct ctl *ctl, const json_t *line, struct err *err);
+	int (*run)(struct ctl *ctl, const json_t *line, struct vm_files *files, struct err *err);
 	bool needs_source, of_member;
 } starts[] = {
 	{ "boot", boot, false, false },
@@ -323,6 +324,7 @@ static int start(struct ctl *ctl, const json_t *line, struct err *err)
 {
 	const char *cmd = string_of(line, "cmd");
 	enum vm_stage stage = ctl->vm.stage;
+	struct vm_files files;
 	size_t i = 0;
 	int ret;
 
@@ -338,10 +340,12 @@ static int start(struct ctl *ctl, const json_t *line, struct err *err)
 		vm_init(&ctl->vm, on_vm_event, ctl);
 	trace_end("machine initialised", sizeof(ctl->vm));
 	ctl->has_vm = true;
+	files_init(&files);
 	if (ret == 0)
 		ret = limit(ctl, json_object_get(line, "limits"), err);
 	if (ret == 0)
-		ret = starts[i].run(ctl, line, err);
+		ret = starts[i].run(ctl, line, &files, err);
+	files_close(&files);
 	if (ret < 0) { /* one machine, one process: nothing else can come of this one */
 		ctl->over = true;
 		ctl->ret = ret;
@@ -367,30 +371,76 @@ static int resume_vm(struct ctl *ctl, const json_t *line, struct err *err)
 	return 0;
 }
 
+/* The names of the files that a snapshot of this machine consists of. */
+static int parts(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	json_t *names = json_pack("[s, s, s]", "state", "memory", "manifest");
+
+	(void)line;
+	(void)err;
+	for (unsigned i = 0; i < ctl->vm.nr_disks; i++) {
+		char name[16];
+
+		snapshot_disk_name(i, name);
+		if (!ctl->vm.disk_info[i].readonly)
+			json_array_append_new(names, json_string(name));
+	}
+	say(ctl, json_pack("{s:b, s:o}", "ok", 1, "parts", names));
+	return 0;
+}
+
 static int snapshot(struct ctl *ctl, const json_t *line, struct err *err)
 {
-	const char *dir = string_of(line, "dir");
+	struct snapshot_out out = { 0 };
+	size_t i;
+	json_t *each;
 	int ret;
 
-	if (!dir)
-		return err_set(err, -EINVAL, "snapshot: dir is missing");
-	ret = vm_snapshot(&ctl->vm, dir, json_is_true(json_object_get(line, "replace")), err);
+	json_array_foreach(json_object_get(line, "parts"), i, each)
+	{
+		const char *name = json_string_value(each);
+
+		if (!name || i >= ctl->lines.nr_sent)
+			return err_set(err, -EINVAL,
+			               "snapshot: one descriptor for each name of `parts`");
+		out.name[i] = name;
+		out.fd[i] = ctl->lines.sent_fd[i];
+		out.nr++;
+	}
+	ret = vm_snapshot(&ctl->vm, &out, err);
 	if (ret == 0)
-		say(ctl, json_pack("{s:b, s:s}", "ok", 1, "dir", dir));
+		say(ctl, json_pack("{s:b}", "ok", 1));
 	return ret;
 }
 
 static int workset(struct ctl *ctl, const json_t *line, struct err *err)
 {
-	const char *dir = string_of(line, "dir");
 	int ret;
 
-	if (!dir)
-		return err_set(err, -EINVAL, "workset: dir is missing");
-	ret = vm_record(&ctl->vm, dir, json_is_true(json_object_get(line, "later")), err);
+	(void)line;
+	if (sent_fd(ctl) < 0)
+		return err_set(err, -EINVAL, "workset: no descriptor came with the line");
+	ret = vm_record(&ctl->vm, ctl->lines.sent_fd[1], sent_fd(ctl), err);
 	if (ret == 0)
 		say(ctl, json_pack("{s:b}", "ok", 1));
 	return ret;
+}
+
+/* Asked of a monitor without a machine, it is inside from then on. */
+static int isolation(struct ctl *ctl, const json_t *line, struct err *err)
+{
+	json_t *report;
+	int ret = jail_enter(err);
+
+	(void)line;
+	if (ret == 0)
+		ret = jail_drop(0, err);
+	if (ret < 0)
+		return ret;
+	report = jail_report();
+	json_object_set_new(report, "ok", json_true());
+	say(ctl, report);
+	return 0;
 }
 
 static int connect_port(struct ctl *ctl, const json_t *line, struct err *err)
@@ -439,7 +489,8 @@ static const struct {
 	{ "boot", start, VM_EMPTY },          { "thaw", start, VM_EMPTY },
 	{ "shell", start, VM_EMPTY },         { "standby", start, VM_EMPTY },
 	{ "pause", pause_vm, VM_LIVE },       { "resume", resume_vm, VM_LIVE },
-	{ "snapshot", snapshot, VM_LIVE },    { "workset", workset, VM_STANDBY },
+	{ "parts", parts, VM_LIVE },          { "snapshot", snapshot, VM_LIVE },
+	{ "workset", workset, VM_STANDBY },   { "isolation", isolation, VM_EMPTY },
 	{ "connect", connect_port, VM_LIVE }, { "stats", stats, VM_SHELL },
 	{ "quit", quit, VM_EMPTY },
 };

@@ -22,13 +22,14 @@ static bool devices_idle(void *ctx)
 	return idle;
 }
 
-static int put_disks(struct vm *vm, struct snapshot_out *out, const uint8_t *id, struct err *err)
+static int put_disks(struct vm *vm, const struct snapshot_out *out, const uint8_t *id,
+                     struct err *err)
 {
 	int ret = 0;
 
 	for (unsigned i = 0; ret == 0 && i < vm->nr_disks; i++) {
-		own_fd int fd = -1;
 		char name[16];
+		int fd;
 
 		if (vm->disk_info[i].readonly)
 			continue;
@@ -41,8 +42,8 @@ static int put_disks(struct vm *vm, struct snapshot_out *out, const uint8_t *id,
 	return ret;
 }
 
-static int put_manifest(struct vm *vm, struct snapshot_out *out, const struct snapshot_head *head,
-                        struct err *err)
+static int put_manifest(struct vm *vm, const struct snapshot_out *out,
+                        const struct snapshot_head *head, struct err *err)
 {
 	char id[2 * SNAPSHOT_ID_LEN + 1];
 	json_t *disks = json_array(), *manifest;
@@ -71,8 +72,8 @@ static int put_manifest(struct vm *vm, struct snapshot_out *out, const struct sn
 	return ret;
 }
 
-static int put_state(struct vm *vm, struct snapshot_out *out, const struct snapshot_head *head,
-                     struct err *err)
+static int put_state(struct vm *vm, const struct snapshot_out *out,
+                     const struct snapshot_head *head, struct err *err)
 {
 	struct state_buf buf = { 0 };
 	int ret;
@@ -102,7 +103,7 @@ static int touch_pages(struct vm *vm, struct err *err)
 	return ret < 0 ? err_set(err, ret, "the guest's page tables: %s", strerror(-ret)) : 0;
 }
 
-static int put_parts(struct vm *vm, struct snapshot_out *out, struct err *err)
+static int put_parts(struct vm *vm, const struct snapshot_out *out, struct err *err)
 {
 	struct snapshot_head head = { .memory_size = vm->mem.size,
 		                      .created_ns = clock_real_ns(),
@@ -123,9 +124,8 @@ static int put_parts(struct vm *vm, struct snapshot_out *out, struct err *err)
 	return ret < 0 ? ret : put_manifest(vm, out, &head, err);
 }
 
-int vm_snapshot(struct vm *vm, const char *dir, bool replace, struct err *err)
+int vm_snapshot(struct vm *vm, const struct snapshot_out *out, struct err *err)
 {
-	struct snapshot_out out;
 	int ret;
 
 	vm_pause(vm);
@@ -137,12 +137,6 @@ int vm_snapshot(struct vm *vm, const char *dir, bool replace, struct err *err)
 		if (ret < 0)
 			return ret;
 	}
-	ret = snapshot_begin(&out, dir, replace, err);
-	if (ret < 0)
-		return ret;
-	ret = put_parts(vm, &out, err);
-	if (ret == 0)
-		return snapshot_commit(&out, err);
-	snapshot_abort(&out);
-	return err_wrap(err, "snapshot %s", dir);
+	ret = put_parts(vm, out, err);
+	return ret < 0 ? err_wrap(err, "snapshot") : 0;
 }

@@ -71,7 +71,11 @@ int kvm_open(struct err *err)
 
 enum kvm_kind kvm_kind(void)
 {
-	return access("/sys/module/kvm_pvm", F_OK) == 0 ? KVM_KIND_PVM : KVM_KIND_HARDWARE;
+	static int is_pvm = -1; /* asked once: a monitor in its jail could not */
+
+	if (is_pvm < 0)
+		is_pvm = access("/sys/module/kvm_pvm", F_OK) == 0;
+	return is_pvm ? KVM_KIND_PVM : KVM_KIND_HARDWARE;
 }
 
 int kvm_check(int sys_fd, struct err *err)

@@ -46,7 +46,7 @@ static void take_fds(struct lines *lines, struct msghdr *msg)
 
 int lines_read(struct lines *lines, int flags)
 {
-	char control[CMSG_SPACE(4 * sizeof(int))];
+	char control[CMSG_SPACE((LINES_FDS + 2) * sizeof(int))];
 	struct iovec iov;
 	struct msghdr msg = { .msg_iov = &iov,
 		              .msg_iovlen = 1,

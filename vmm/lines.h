@@ -12,7 +12,7 @@
 #include <stddef.h>
 
 #define LINES_MAX (64u << 10) /* bytes of a line */
-#define LINES_FDS 2u
+#define LINES_FDS 10u         /* the parts of a snapshot */
 
 struct lines {
 	int fd;                 /* borrowed */

@@ -4,6 +4,7 @@
 #include "vmm/clock.h"
 #include "vmm/cpu.h"
 #include "vmm/ctl.h"
+#include "vmm/jail.h"
 #include "vmm/kvm.h"
 #include "vmm/trace.h"
 #include "vmm/zygote.h"
@@ -21,7 +22,7 @@ enum { EX_DONE = 0, EX_FAILED = 1, EX_BAD_USE = 2 };
 
 static const char help[] =
 	"Usage: thawbox-vmm --control-fd N | --control PATH [--zygote] [--log LEVEL]\n"
-	"                   [--trace FILE]\n"
+	"                   [--trace FILE] [--isolation LEVEL] [--require-isolation LEVEL]\n"
 	"       thawbox-vmm --check | --fingerprint | --version\n"
 	"\n"
 	"Runs one microVM. The program that starts it talks to it over a stream socket, one JSON\n"
@@ -41,6 +42,14 @@ static const char help[] =
 	"  --trace FILE     where the time goes up to the first result, as trace JSON for\n"
 	"                   ui.perfetto.dev and chrome://tracing; a zygote adds .PID\n"
 	"  --log LEVEL      error, warning (default), info or debug, on standard error\n"
+	"  --isolation LEVEL            what is tried: full (default), user, vm, none\n"
+	"  --require-isolation LEVEL    refuse to run a guest with less than that. none: nothing "
+	"is\n"
+	"                   asked for; vm: the VM, and a process without privileges; user: also a\n"
+	"                   user of its own, no file and no network of the host; full: all layers\n"
+	"                   (thawbox doctor --isolation)\n"
+	"  --uid-base N     as root, a sandbox's user and group are N plus its pid (default\n"
+	"                   1879048192)\n"
 	"  --check          what this host's KVM offers, as JSON; exit 1 when something is "
 	"missing\n"
 	"  --fingerprint    the CPU that a snapshot made here is bound to\n"
@@ -87,6 +96,14 @@ static int level_of(const char *name)
 	return -1;
 }
 
+static bool parse_level(const char *name, enum jail_level *level)
+{
+	int found = jail_level_of(name);
+
+	*level = found < 0 ? JAIL_LEVEL_NONE : (enum jail_level)found;
+	return found >= 0;
+}
+
 static int failed(const struct err *err)
 {
 	fprintf(stderr, "thawbox-vmm: %s\n%s%s%s", err->msg, err->remedy[0] ? "  remedy: " : "",
@@ -121,6 +138,9 @@ int main(int argc, char **argv)
 		{ "control-fd", required_argument, NULL, 'f' },
 		{ "control", required_argument, NULL, 'c' },
 		{ "zygote", no_argument, NULL, 'z' },
+		{ "isolation", required_argument, NULL, 'i' },
+		{ "require-isolation", required_argument, NULL, 'r' },
+		{ "uid-base", required_argument, NULL, 'u' },
 		{ "log", required_argument, NULL, 'l' },
 		{ "trace", required_argument, NULL, 't' },
 		{ "check", no_argument, NULL, 'k' },
@@ -130,6 +150,7 @@ int main(int argc, char **argv)
 		{ 0 },
 	};
 	uint64_t start_ns = clock_mono_ns();
+	struct jail_config isolation = { .most = JAIL_LEVEL_FULL, .uid_base = JAIL_UID_BASE };
 	int fd = -1, opt, level = LOG_LVL_WARN;
 	const char *path = NULL, *trace = NULL;
 	struct err err = { 0 };
@@ -157,6 +178,19 @@ int main(int argc, char **argv)
 		case 't':
 			trace = optarg;
 			break;
+		case 'i':
+			if (!parse_level(optarg, &isolation.most))
+				return usage("--isolation wants none, vm, user or full");
+			break;
+		case 'r':
+			if (!parse_level(optarg, &isolation.least))
+				return usage("--require-isolation wants none, vm, user or full");
+			break;
+		case 'u':
+			isolation.uid_base = (uint32_t)strtoul(optarg, &end, 0);
+			if (*end || !isolation.uid_base)
+				return usage("--uid-base wants a number above zero");
+			break;
 		case 'k':
 			return check();
 		case 'p':
@@ -174,6 +208,7 @@ int main(int argc, char **argv)
 	if (optind < argc || (fd < 0) == !path)
 		return usage("want one of --control-fd N and --control PATH");
 	log_open(2, (enum log_level)level, "thawbox-vmm");
+	jail_begin(&isolation, fd);
 	if (trace && begin_trace(trace, zygote, start_ns, &err) < 0)
 		return failed(&err);
 	return serve(fd, path, zygote, start_ns);

@@ -70,7 +70,8 @@ static bool empty_cache(const struct gmem_region *r, int fd)
 
 int pagein_watch(struct pagein_watch *watch, const struct gmem *mem, int fd, uint64_t cr3)
 {
-	*watch = (struct pagein_watch){ .cr3 = cr3, .empty = true };
+	watch->cr3 = cr3;
+	watch->empty = true;
 	for (unsigned i = 0; i < mem->nr_regions; i++)
 		watch->empty = empty_cache(&mem->region[i], fd) && watch->empty;
 	return guestpages_forget(mem, cr3);
@@ -255,8 +256,7 @@ static int gather(struct recording *rec, const struct pagein_watch *watch)
 {
 	const struct guestpages_visit uses = { on_table, on_page, on_large, rec };
 	const struct guestpages_visit windows = { .page = on_window, .ctx = rec };
-	own_fd int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	int ret = pagemap < 0 ? -errno : 0;
+	int ret = 0;
 
 	rec->use = calloc(rec->mem->size / GMEM_PAGE, 1);
 	if (!rec->use)
@@ -264,7 +264,7 @@ static int gather(struct recording *rec, const struct pagein_watch *watch)
 	if (ret == 0 && watch->cr3)
 		ret = guestpages_walk(rec->mem, watch->cr3, &uses);
 	for (unsigned i = 0; ret == 0 && i < rec->mem->nr_regions; i++)
-		ret = look_up_region(rec, pagemap, &rec->mem->region[i], watch->empty);
+		ret = look_up_region(rec, watch->pagemap_fd, &rec->mem->region[i], watch->empty);
 	if (ret == 0 && watch->cr3)
 		ret = guestpages_walk(rec->mem, watch->cr3, &windows);
 	close_window(rec);
@@ -277,27 +277,7 @@ static int gather(struct recording *rec, const struct pagein_watch *watch)
 	return ret;
 }
 
-/* A whole new file takes the old one's name. */
-static int replace_file(int dir_fd, const char *name, const struct state_buf *buf)
-{
-	own_fd int fd = -1;
-	char tmp[64];
-	int ret;
-
-	(void)snprintf(tmp, sizeof(tmp), "%s.tmp-%d", name, getpid());
-	fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-	if (fd < 0)
-		return -errno;
-	ret = write(fd, buf->p, buf->len) == (ssize_t)buf->len && fsync(fd) == 0 &&
-	                      renameat(dir_fd, tmp, dir_fd, name) == 0
-	              ? 0
-	              : -errno;
-	if (ret < 0)
-		(void)unlinkat(dir_fd, tmp, 0);
-	return ret;
-}
-
-static int write_workset(struct recording *rec, int dir_fd)
+static int write_workset(struct recording *rec, int fd)
 {
 	struct state_buf buf = { 0 };
 	int ret;
@@ -305,7 +285,9 @@ static int write_workset(struct recording *rec, int dir_fd)
 	rec->head.nr_runs = (uint32_t)rec->nr;
 	state_put(&buf, pagein_head_desc(), 0, &rec->head);
 	state_put_raw(&buf, "RUNS", 0, rec->runs, rec->nr * sizeof(rec->runs[0]));
-	ret = buf.err ? buf.err : replace_file(dir_fd, "workset", &buf);
+	ret = buf.err;
+	if (ret == 0 && (write(fd, buf.p, buf.len) != (ssize_t)buf.len || fsync(fd) < 0))
+		ret = errno ? -errno : -EIO;
 	state_buf_free(&buf);
 	return ret;
 }
@@ -332,33 +314,31 @@ static int check_runs(const struct pagein *set, const struct gmem *mem, struct e
 	return 0;
 }
 
-int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, bool later,
-                  const char *dir, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
+int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, int before_fd, int fd,
+                  const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
-	own_fd int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	struct recording rec = { .mem = mem };
 	struct pagein before = { 0 };
-	int ret = dir_fd < 0 ? -errno : 0;
+	int ret = 0;
 
-	if (ret == 0 && later) {
-		ret = pagein_open(&before, dir_fd, id, err);
+	if (before_fd >= 0) {
+		ret = pagein_read(&before, before_fd, id, err);
 		if (ret == 0)
 			ret = check_runs(&before, mem, err);
 		if (ret < 0) {
 			pagein_close(&before);
-			return err_wrap(err, "%s", dir);
+			return ret;
 		}
 		rec.before = &before;
 	}
-	if (ret == 0)
-		ret = gather(&rec, watch);
+	ret = gather(&rec, watch);
 	memcpy(rec.head.id, id, SNAPSHOT_ID_LEN);
 	if (ret == 0)
-		ret = write_workset(&rec, dir_fd);
+		ret = write_workset(&rec, fd);
 	free(rec.use);
 	free(rec.runs);
 	pagein_close(&before);
-	return ret < 0 ? err_set(err, ret, "%s/workset: %s", dir, strerror(-ret)) : 0;
+	return ret < 0 ? err_set(err, ret, "workset: %s", strerror(-ret)) : 0;
 }
 
 static int read_workset(int fd, struct state_buf *buf, struct err *err)
@@ -406,40 +386,59 @@ static int parse(struct pagein *set, struct state_buf *buf, const uint8_t id[SNA
 	return 0;
 }
 
+/*
+ * mincore(2) would tell, but only to those who may write the file; of others it is said to be there. A file that
+ * cannot be asked counts as cached.
+ */
+static bool is_cached(int fd, uint64_t page)
+{
+	char byte;
+	struct iovec iov = { &byte, 1 };
+
+	return preadv2(fd, &iov, 1, (off_t)(page * GMEM_PAGE), RWF_NOWAIT) >= 0 || errno != EAGAIN;
+}
+
 /* Looks at some pages: asking for all would cost a hot thaw more than it could gain. */
-static bool is_cold(const struct pagein *set, const struct gmem *mem)
+static bool is_cold(const struct pagein *set, const struct gmem *mem, int fd)
 {
 	uint32_t step = set->nr_runs / PROBES + 1;
-	unsigned char resident;
-	struct iovec iov;
+	uint64_t page;
 
+	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* a look brings no neighbours along */
 	for (uint32_t i = 0; i < set->nr_runs; i += step) {
 		uint32_t at = i;
 
 		/* Those for later may never have been asked for. */
 		while (at < set->nr_runs && set->runs[at].class == PAGEIN_LATER)
 			at++;
-		if (at < set->nr_runs && run_iov(mem, &set->runs[at], &iov) == 0 &&
-		    mincore(iov.iov_base, GMEM_PAGE, &resident) == 0 && !(resident & 1))
+		if (at < set->nr_runs && page_number(mem, set->runs[at].gpa, &page) &&
+		    !is_cached(fd, page))
 			return true;
 	}
 	return false;
 }
 
-int pagein_open(struct pagein *set, int dir_fd, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
+int pagein_read(struct pagein *set, int fd, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
-	own_fd int fd = openat(dir_fd, "workset", O_RDONLY | O_CLOEXEC);
 	struct state_buf buf = { 0 };
 	int ret;
 
 	*set = (struct pagein){ 0 };
-	if (fd < 0)
-		return errno == ENOENT ? 0 : err_set(err, -errno, "workset: %s", strerror(errno));
 	ret = read_workset(fd, &buf, err);
 	if (ret == 0)
 		ret = parse(set, &buf, id, err);
 	state_buf_free(&buf);
 	return ret;
+}
+
+int pagein_open(struct pagein *set, int dir_fd, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
+{
+	own_fd int fd = snapshot_open_part(dir_fd, "workset");
+
+	*set = (struct pagein){ 0 };
+	if (fd < 0)
+		return fd == -ENOENT ? 0 : err_set(err, fd, "workset: %s", strerror(-fd));
+	return pagein_read(set, fd, id, err);
 }
 
 /* Before anything of it is touched. */
@@ -459,13 +458,13 @@ static void begin_cold(struct pagein *set, const struct gmem *mem)
 	}
 }
 
-int pagein_begin(struct pagein *set, const struct gmem *mem, struct err *err)
+int pagein_begin(struct pagein *set, const struct gmem *mem, int fd, struct err *err)
 {
 	int ret = check_runs(set, mem, err);
 
 	if (ret < 0)
 		return ret;
-	set->cold = is_cold(set, mem);
+	set->cold = is_cold(set, mem, fd);
 	if (set->cold)
 		begin_cold(set, mem);
 	return 0;

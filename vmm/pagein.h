@@ -25,7 +25,8 @@ enum pagein_class {
 struct pagein_watch {
 	uint64_t
 		cr3; /* the guest's page tables; 0: nothing is watched, and only written pages are known */
-	bool empty; /* the file was not in the page cache: what is there now has been used */
+	int pagemap_fd; /* borrowed: /proc/self/pagemap of this process */
+	bool empty;     /* the file was not in the page cache: what is there now has been used */
 };
 
 /*
@@ -36,12 +37,12 @@ NODISCARD int pagein_watch(struct pagein_watch *watch, const struct gmem *mem, i
                            uint64_t cr3);
 
 /*
- * Writes the pages used since the thaw as `dir`'s working set, replacing the one there; or, with `later`, adds
- * those that are not in it and were written. `mem` is a private mapping of the snapshot's memory. The vCPU is
- * parked. Blocking, cold path.
+ * Writes the pages used since the thaw as a working set into the empty file `fd`; with `before_fd` (-1: none), what
+ * is in that one, and those pages that were written and are not in it. `mem` is a private mapping of the
+ * snapshot's memory. The vCPU is parked. Blocking, cold path.
  */
-NODISCARD int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, bool later,
-                            const char *dir, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
+NODISCARD int pagein_record(const struct gmem *mem, const struct pagein_watch *watch, int before_fd,
+                            int fd, const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
 
 struct pagein_run {
 	uint64_t gpa; /* bytes */
@@ -61,17 +62,20 @@ struct pagein {
 };
 
 /*
- * Reads the working set of the snapshot in `dir_fd`. A snapshot without one is slower, not wrong (0, no runs); a
- * damaged one is an error.
+ * Reads the working set of the snapshot `id`. A snapshot without one is slower, not wrong (0, no runs); a damaged
+ * one is an error.
  */
+NODISCARD int pagein_read(struct pagein *set, int fd, const uint8_t id[SNAPSHOT_ID_LEN],
+                          struct err *err);
+/* The same of the one in the snapshot's directory. */
 NODISCARD int pagein_open(struct pagein *set, int dir_fd, const uint8_t id[SNAPSHOT_ID_LEN],
                           struct err *err);
 
 /*
- * Begins to read what is not in the page cache into `mem`, a private mapping of the snapshot's memory. -EBADMSG
- * when the set does not lie in it.
+ * Begins to read what is not in the page cache into `mem`, a private mapping of the snapshot's memory file `fd`.
+ * -EBADMSG when the set does not lie in it.
  */
-NODISCARD int pagein_begin(struct pagein *set, const struct gmem *mem, struct err *err);
+NODISCARD int pagein_begin(struct pagein *set, const struct gmem *mem, int fd, struct err *err);
 
 /* Makes pages present and private until none is left to take. Any number of threads at once. */
 NODISCARD int pagein_populate(struct pagein *set, const struct gmem *mem, struct err *err);

@@ -4,12 +4,13 @@
 #include "core/own.h"
 #include "vmm/boot_elf.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define MAGIC_LEN 8u
@@ -56,13 +57,24 @@ void snapshot_disk_name(unsigned n, char out[16])
 	(void)(n ? snprintf(out, 16, "disk%u", n) : snprintf(out, 16, "disk"));
 }
 
+int snapshot_open_part(int dir_fd, const char *name)
+{
+	struct open_how how = { .flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK,
+		                .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS };
+	int fd = (int)syscall(SYS_openat2, dir_fd, name, &how, sizeof(how));
+
+	return fd < 0 ? -errno : fd;
+}
+
 static int read_state(struct snapshot *snap, struct err *err)
 {
-	own_fd int fd = openat(snap->dir_fd, "state", O_RDONLY | O_CLOEXEC);
+	own_fd int fd = snapshot_open_part(snap->dir_fd, "state");
 	struct stat st;
 	int ret;
 
-	if (fd < 0 || fstat(fd, &st) < 0)
+	if (fd < 0)
+		return err_set(err, fd, "state: %s", strerror(-fd));
+	if (fstat(fd, &st) < 0)
 		return err_set(err, -errno, "state: %s", strerror(errno));
 	if (st.st_size < (off_t)MAGIC_LEN || st.st_size > (off_t)STATE_MAX)
 		return err_set(err, -EBADMSG, "state: %lld bytes are not a snapshot's",
@@ -170,9 +182,9 @@ static int open_disks(struct snapshot *snap, struct err *err)
 			continue;
 		}
 		snapshot_disk_name(i, name);
-		snap->disk_fd[i] = openat(snap->dir_fd, name, O_RDONLY | O_CLOEXEC);
-		if (snap->disk_fd[i] < 0)
-			return err_set(err, -errno, "%s: %s", name, strerror(errno));
+		snap->disk_fd[i] = ret = snapshot_open_part(snap->dir_fd, name);
+		if (ret < 0)
+			return err_set(err, ret, "%s: %s", name, strerror(-ret));
 		ret = check_part(snap->disk_fd[i], name, snap->disk[i].size, snap->head.id, err);
 	}
 	return ret;
@@ -193,9 +205,9 @@ static int open_parts(struct snapshot *snap, struct err *err)
 	ret = check_host(snap, err);
 	if (ret < 0)
 		return ret;
-	snap->memory_fd = openat(snap->dir_fd, "memory", O_RDONLY | O_CLOEXEC);
-	if (snap->memory_fd < 0)
-		return err_set(err, -errno, "memory: %s", strerror(errno));
+	snap->memory_fd = ret = snapshot_open_part(snap->dir_fd, "memory");
+	if (ret < 0)
+		return err_set(err, ret, "memory: %s", strerror(-ret));
 	ret = check_part(snap->memory_fd, "memory", snap->head.memory_size, snap->head.id, err);
 	return ret < 0 ? ret : open_disks(snap, err);
 }
@@ -244,37 +256,12 @@ void snapshot_put_head(struct state_buf *buf, const struct snapshot_head *head,
 		state_put(buf, snapshot_disk_desc(), (uint16_t)i, &disk[i]);
 }
 
-int snapshot_begin(struct snapshot_out *out, const char *dir, bool replace, struct err *err)
+int snapshot_part(const struct snapshot_out *out, const char *name, struct err *err)
 {
-	size_t len = strlen(dir);
-
-	*out = (struct snapshot_out){ .tmp_fd = -1, .replace = replace };
-	while (len > 1 && dir[len - 1] == '/')
-		len--;
-	if (len == 0 || len >= sizeof(out->dir))
-		return err_set(err, -ENAMETOOLONG, "snapshot: no usable path '%.64s'", dir);
-	memcpy(out->dir, dir, len);
-	if (!replace && access(out->dir, F_OK) == 0) {
-		err_set(err, -EEXIST, "snapshot %s is there already", out->dir);
-		return err_remedy(err, "choose another name or ask to replace it");
-	}
-	(void)snprintf(out->tmp, sizeof(out->tmp), "%s.tmp-XXXXXX", out->dir);
-	if (!mkdtemp(out->tmp))
-		return err_set(err, -errno, "snapshot %s: %s", out->tmp, strerror(errno));
-	out->tmp_fd = open(out->tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (out->tmp_fd < 0) {
-		err_set(err, -errno, "snapshot %s: %s", out->tmp, strerror(errno));
-		rmdir(out->tmp);
-		return err->code;
-	}
-	return 0;
-}
-
-int snapshot_part(struct snapshot_out *out, const char *name, struct err *err)
-{
-	int fd = openat(out->tmp_fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-
-	return fd < 0 ? err_set(err, -errno, "%s: %s", name, strerror(errno)) : fd;
+	for (unsigned i = 0; i < out->nr; i++)
+		if (strcmp(out->name[i], name) == 0)
+			return out->fd[i];
+	return err_set(err, -EINVAL, "no descriptor came for the part %s", name);
 }
 
 static int write_all(int fd, const void *data, size_t n, uint64_t off)
@@ -311,10 +298,10 @@ static int failed(const char *name, int ret, struct err *err)
 	return ret; /* err_hint() has the remedy */
 }
 
-int snapshot_put(struct snapshot_out *out, const char *name, const void *data, size_t n,
+int snapshot_put(const struct snapshot_out *out, const char *name, const void *data, size_t n,
                  struct err *err)
 {
-	own_fd int fd = snapshot_part(out, name, err);
+	int fd = snapshot_part(out, name, err);
 	int ret;
 
 	if (fd < 0)
@@ -360,10 +347,10 @@ int snapshot_seal(int fd, uint64_t size, const uint8_t id[SNAPSHOT_ID_LEN], stru
 	return ret < 0 ? failed("snapshot", ret, err) : 0;
 }
 
-int snapshot_put_memory(struct snapshot_out *out, const struct gmem *mem,
+int snapshot_put_memory(const struct snapshot_out *out, const struct gmem *mem,
                         const uint8_t id[SNAPSHOT_ID_LEN], struct err *err)
 {
-	own_fd int fd = snapshot_part(out, "memory", err);
+	int fd = snapshot_part(out, "memory", err);
 	int ret = 0;
 
 	if (fd < 0)
@@ -371,61 +358,4 @@ int snapshot_put_memory(struct snapshot_out *out, const struct gmem *mem,
 	for (unsigned i = 0; ret == 0 && i < mem->nr_regions; i++)
 		ret = put_region(fd, &mem->region[i]);
 	return ret < 0 ? failed("memory", ret, err) : snapshot_seal(fd, mem->size, id, err);
-}
-
-/* The parts of a snapshot are plain files: no tree to walk. */
-static void remove_dir(const char *path)
-{
-	DIR *dir = opendir(path);
-	struct dirent *entry;
-
-	if (!dir)
-		return;
-	while ((entry = readdir(dir)))
-		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
-			(void)unlinkat(dirfd(dir), entry->d_name, 0); /* rmdir tells */
-	closedir(dir);
-	(void)rmdir(path);
-}
-
-static void sync_parent(const char *path)
-{
-	char parent[4096];
-	char *slash;
-
-	(void)snprintf(parent, sizeof(parent), "%s", path);
-	slash = strrchr(parent, '/');
-	if (slash)
-		slash[slash == parent ? 1 : 0] = '\0';
-	own_fd int fd = open(slash ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (fd >= 0)
-		(void)fsync(fd); /* the rename itself has been done */
-}
-
-int snapshot_commit(struct snapshot_out *out, struct err *err)
-{
-	bool exchange = out->replace && access(out->dir, F_OK) == 0;
-	int ret = sync_file(out->tmp_fd);
-
-	if (ret == 0 && renameat2(AT_FDCWD, out->tmp, AT_FDCWD, out->dir,
-	                          exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE) < 0)
-		ret = -errno;
-	if (ret < 0) {
-		snapshot_abort(out);
-		return failed(out->dir, ret, err);
-	}
-	sync_parent(out->dir);
-	if (!exchange)
-		out->tmp[0] = '\0';
-	snapshot_abort(out); /* after an exchange the old one has the temporary name */
-	return 0;
-}
-
-void snapshot_abort(struct snapshot_out *out)
-{
-	own_close_fd(&out->tmp_fd);
-	out->tmp_fd = -1;
-	if (out->tmp[0])
-		remove_dir(out->tmp);
-	out->tmp[0] = '\0';
 }

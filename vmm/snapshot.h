@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A snapshot's directory (docs/snapshot.md): `state`, `memory`, `disk`, `workset`, `manifest`. The
- * same 16-byte id is in each part, so that parts of two snapshots are never mixed. Written under a
- * temporary name, synced, renamed: a crash leaves the old directory or none.
+ * same 16-byte id is in each part, so that parts of two snapshots are never mixed. The directory itself is
+ * the work of whoever asks for it (api/freeze.h).
  */
 #ifndef VMM_SNAPSHOT_H
 #define VMM_SNAPSHOT_H
@@ -53,35 +53,37 @@ NODISCARD int snapshot_open(struct snapshot *snap, const char *dir, struct err *
 /* Closes what is still open (descriptors that were taken are -1). Idempotent after open. */
 void snapshot_close(struct snapshot *snap);
 
+/* Opens a part for reading: a file of that folder itself, never what a symbolic link names. -ELOOP; -errno. */
+NODISCARD int snapshot_open_part(int dir_fd, const char *name);
+
 /* Begins a state buffer: magic, head, disks. */
 void snapshot_put_head(struct state_buf *buf, const struct snapshot_head *head,
                        const struct snapshot_disk *disk);
 /* Fills size and probe from an open read-only image. */
 NODISCARD int snapshot_probe(int fd, struct snapshot_disk *disk, struct err *err);
 
-/* A snapshot being written. */
+#define SNAPSHOT_PARTS_MAX (SNAPSHOT_MAX_DISKS + 3u) /* `state`, `memory`, `manifest` */
+
+/*
+ * A snapshot being written: empty files, open for reading and writing, that whoever asked for it has made and
+ * will give their place. The monitor has no file system. All is borrowed.
+ */
 struct snapshot_out {
-	char dir[4096], tmp[4096 + 32];
-	int tmp_fd;
-	bool replace;
+	unsigned nr;
+	const char *name[SNAPSHOT_PARTS_MAX];
+	int fd[SNAPSHOT_PARTS_MAX];
 };
-NODISCARD int snapshot_begin(struct snapshot_out *out, const char *dir, bool replace,
-                             struct err *err);
-/* Creates one part: its descriptor (the caller's), or -errno. */
-NODISCARD int snapshot_part(struct snapshot_out *out, const char *name, struct err *err);
-/* Writes a small part whole. */
-NODISCARD int snapshot_put(struct snapshot_out *out, const char *name, const void *data, size_t n,
-                           struct err *err);
+/* The part's descriptor, or -EINVAL: it did not come. */
+NODISCARD int snapshot_part(const struct snapshot_out *out, const char *name, struct err *err);
+/* Writes a small part whole, and syncs it. */
+NODISCARD int snapshot_put(const struct snapshot_out *out, const char *name, const void *data,
+                           size_t n, struct err *err);
 /* Guest memory, sparse: zero pages are holes; the id follows in a last page. */
-NODISCARD int snapshot_put_memory(struct snapshot_out *out, const struct gmem *mem,
+NODISCARD int snapshot_put_memory(const struct snapshot_out *out, const struct gmem *mem,
                                   const uint8_t id[SNAPSHOT_ID_LEN], struct err *err);
-/* Ends a disk part: syncs it, and appends the page with the id. */
+/* Ends a disk part: appends the page with the id, and syncs. */
 NODISCARD int snapshot_seal(int fd, uint64_t size, const uint8_t id[SNAPSHOT_ID_LEN],
                             struct err *err);
-/* Syncs and gives the directory its name; `out` is finished either way. */
-NODISCARD int snapshot_commit(struct snapshot_out *out, struct err *err);
-/* Removes what was written. Safe after begin failed or commit. */
-void snapshot_abort(struct snapshot_out *out);
 
 /* Name of disk n's part: "disk", "disk1", ... */
 void snapshot_disk_name(unsigned n, char out[16]);

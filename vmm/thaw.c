@@ -35,7 +35,7 @@ struct thaw {
 	struct vm *vm;
 	struct thaw_source *src;
 	const struct vm_thaw_config *config; /* NULL: for nobody yet */
-	const char *overlay_dir;
+	struct vm_files *files;
 	bool record;
 	unsigned ahead_ms; /* of the guest's next tick, at least */
 	struct guestsym_wake wake;
@@ -76,6 +76,8 @@ static int read_source(struct thaw_source *src, const char *dir, struct err *err
 	trace_begin("working set read");
 	ret = pagein_open(&src->pagein, src->snap.dir_fd, src->snap.head.id, err);
 	trace_end("working set read", src->pagein.nr_runs);
+	own_close_fd(&src->snap.dir_fd); /* a way to all of the host's folders */
+	src->snap.dir_fd = -1;
 	return ret;
 }
 
@@ -87,7 +89,7 @@ int thaw_source_open(struct thaw_source **out, const char *dir, struct err *err)
 	*out = NULL;
 	if (!src)
 		return err_set(err, -ENOMEM, "thaw: out of memory");
-	src->kvm_fd = -1;
+	src->kvm_fd = src->overlay_fd = -1;
 	if (strlen(dir) >= sizeof(src->dir)) {
 		free(src);
 		return err_set(err, -ENAMETOOLONG, "snapshot: the path has over %zu bytes",
@@ -112,6 +114,7 @@ void thaw_source_close(struct thaw_source *src)
 	pagein_close(&src->pagein);
 	snapshot_close(&src->snap);
 	own_close_fd(&src->kvm_fd);
+	own_close_fd(&src->overlay_fd);
 	free(src);
 }
 
@@ -377,11 +380,11 @@ static int open_devices(struct thaw *thaw, struct err *err)
 	int ret;
 
 	trace_begin("devices opened");
-	ret = vm_open_devices(vm, NULL, false, err);
+	ret = vm_open_devices(vm, &thaw->files->vsock, false, err);
 	trace_begin("disks opened");
 	for (unsigned i = 0; ret == 0 && i < snap->head.nr_disks; i++)
 		ret = vm_open_disk(vm, i, fd_take(&snap->disk_fd[i]), &snap->disk[i],
-		                   snap->disk[i].readonly ? NULL : thaw->overlay_dir, err);
+		                   fd_take(&thaw->files->overlay_fd[i]), err);
 	trace_end("disks opened", snap->head.nr_disks);
 	trace_end("devices opened", 0);
 	return ret;
@@ -398,8 +401,9 @@ static int begin_pages(struct thaw *thaw, struct err *err)
 		vm->pagein = thaw->src->pagein;
 		/* One that stands by holds its memory for long, and has the time to meet its pages. */
 		vm->pagein.sparing = !thaw->config;
-		return pagein_begin(&vm->pagein, &vm->mem, err);
+		return pagein_begin(&vm->pagein, &vm->mem, thaw->src->snap.memory_fd, err);
 	}
+	vm->pagemap_fd = fd_take(&thaw->files->pagemap_fd);
 	if (!guestpages_can_walk(sregs))
 		return 0;
 	ret = pagein_watch(&vm->watch, &vm->mem, thaw->src->snap.memory_fd, sregs->cr3);
@@ -518,24 +522,22 @@ static void adopt(struct vm *vm, struct thaw_source *src)
 		vcpu_init(&vm->vcpu[i], i, &vm->vcpu_host);
 }
 
-static void init(struct thaw *thaw, struct vm *vm, struct thaw_source *src, const char *overlay_dir)
+static void init(struct thaw *thaw, struct vm *vm, struct thaw_source *src, struct vm_files *files)
 {
-	*thaw = (struct thaw){
-		.vm = vm, .src = src, .overlay_dir = overlay_dir, .ahead_ms = CPU_AHEAD_MS
-	};
+	*thaw = (struct thaw){ .vm = vm, .src = src, .files = files, .ahead_ms = CPU_AHEAD_MS };
 	sem_init(&thaw->has_vm, 0, vm->stage != VM_EMPTY);
 	sem_init(&thaw->has_pages, 0, 0);
 	if (vm->stage == VM_EMPTY)
 		adopt(vm, src);
 }
 
-int vm_make_shell(struct vm *vm, struct thaw_source *src, const char *overlay_dir, struct err *err)
+int vm_make_shell(struct vm *vm, struct thaw_source *src, struct vm_files *files, struct err *err)
 {
 	struct err vm_err = { 0 };
 	struct thaw thaw;
 	int ret, vm_ret;
 
-	init(&thaw, vm, src, overlay_dir);
+	init(&thaw, vm, src, files);
 	ret = begin_vm(&thaw, shell_job, err);
 	if (ret < 0)
 		return ret;
@@ -555,7 +557,7 @@ int vm_warm_up(struct vm *vm, struct thaw_source *src, const struct vm_warm_conf
 	struct thaw thaw;
 	int ret = 0;
 
-	init(&thaw, vm, src, config->overlay_dir);
+	init(&thaw, vm, src, config->files);
 	thaw.record = config->record;
 	if (!config->all)
 		thaw.ahead_ms = QUIET_MS;
@@ -592,8 +594,8 @@ static int thaw_all(struct thaw *thaw, struct err *err)
 	trace_end("wake prepared", 0);
 	if (ret == 0)
 		ret = vm->stage == VM_STANDBY ? take(thaw, err) : build(thaw, err);
-	if (ret == 0 && config->vsock_path)
-		ret = vsock_listen(vm->vsock, config->vsock_path, err);
+	if (ret == 0)
+		ret = vsock_listen(vm->vsock, &config->files->vsock, err);
 	return ret;
 }
 
@@ -607,7 +609,7 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	first_open(&vm->first, config->first_fd);
 	trace_end("first request read", vm->first.len);
 	vm->hold = config->hold || config->record;
-	init(&thaw, vm, src, config->overlay_dir);
+	init(&thaw, vm, src, config->files);
 	thaw.config = config;
 	thaw.record = config->record;
 	ret = thaw_all(&thaw, err);

@@ -27,6 +27,8 @@ struct thaw_source {
 	struct snapshot snap; /* `state` stands before the devices' sections */
 	struct machine machine;
 	struct pagein pagein;
+	int overlay_fd; /* of a zygote: the directory for private disks, opened ahead; -1: none */
+	char overlay_dir[PATH_MAX];
 	int kvm_fd; /* /dev/kvm, checked; owned until a VM takes it */
 	char dir[PATH_MAX];
 };
@@ -36,8 +38,8 @@ NODISCARD int thaw_source_open(struct thaw_source **src, const char *dir, struct
 void thaw_source_close(struct thaw_source *src);
 
 struct vm_thaw_config {
-	const char *vsock_path; /* NULL: none */
-	const char *overlay_dir;
+	struct vm_files *
+		files; /* borrowed; what is needed is taken. Of a shell or standby: `vsock` alone */
 	const char *hostname; /* NULL: the template's */
 	const char *env;      /* the interpreter's, NUL-terminated "NAME=VALUE" one after another */
 	uint32_t env_len;     /* bytes, with the last NUL */
@@ -49,11 +51,11 @@ struct vm_thaw_config {
 };
 
 /* On error nothing runs; vm_close() what there is. */
-NODISCARD int vm_make_shell(struct vm *vm, struct thaw_source *src, const char *overlay_dir,
+NODISCARD int vm_make_shell(struct vm *vm, struct thaw_source *src, struct vm_files *files,
                             struct err *err);
 /* How a standby is made. */
 struct vm_warm_config {
-	const char *overlay_dir;
+	struct vm_files *files; /* as in struct vm_thaw_config */
 	bool all; /* the null request is the template's whole warm-up: pages of real cells, too, become its own */
 	bool record; /* what the guest uses is watched, for vm_record() */
 };

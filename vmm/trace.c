@@ -4,10 +4,12 @@
 #include "core/log.h"
 #include "core/own.h"
 #include "vmm/clock.h"
+#include "vmm/jail.h"
 #include "vmm/kvm.h"
 #include "vmm/vcpu.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,6 +43,7 @@ static struct {
 	struct trace_event event[TRACE_MAX];
 	atomic_uint next;
 	char file[PATH_MAX];
+	int window; /* jail_window() */
 	bool each_process, due;
 	struct counters at[TRACE_NR_MOMENTS];
 } trace;
@@ -79,6 +82,9 @@ int trace_open(const char *file, bool each_process, struct err *err)
 		err_set(err, ret, "trace %s: %s", file, strerror(-ret));
 		return err_remedy(err, "name a file in a folder of yours");
 	}
+	trace.window = jail_window(file, err);
+	if (trace.window < 0)
+		return err_wrap(err, "trace");
 	memcpy(trace.file, file, strlen(file) + 1);
 	trace.each_process = each_process;
 	trace.due = true;
@@ -224,7 +230,7 @@ static json_t *event_json(unsigned i, enum trace_kind kind, uint64_t start_ns)
 	json_t *event =
 		json_pack("{s:s, s:s, s:s, s:f, s:i, s:i}", "name", e->name, "cat",
 	                  strncmp(e->name, "wait: ", 6) == 0 ? "wait" : "work", "ph", phase[kind],
-	                  "ts", us, "pid", (int)getpid(), "tid", (int)e->thread);
+	                  "ts", us, "pid", (int)jail_pid(), "tid", (int)e->thread);
 
 	if (kind != TRACE_BEGIN)
 		json_object_set_new(event, "args", args_json(i));
@@ -244,7 +250,7 @@ static void add_thread(json_t *events, unsigned thread)
 	else
 		(void)snprintf(name, sizeof(name), "vCPU %u", thread - TRACE_VCPU);
 	json_array_append_new(events, json_pack("{s:s, s:s, s:i, s:i, s:{s:s}}", "name",
-	                                        "thread_name", "ph", "M", "pid", (int)getpid(),
+	                                        "thread_name", "ph", "M", "pid", (int)jail_pid(),
 	                                        "tid", (int)thread, "args", "name", name));
 }
 
@@ -272,9 +278,12 @@ static json_t *events_json(uint64_t start_ns)
 static int write_file(const json_t *all, const char *file)
 {
 	char tmp[FILE_MAX];
+	own_fd int fd = -1;
 
 	(void)snprintf(tmp, sizeof(tmp), "%s.tmp", file);
-	if (json_dump_file(all, tmp, JSON_COMPACT | JSON_REAL_PRECISION(15)) < 0)
+	(void)unlink(tmp); /* of one that was killed; and never what a link of somebody names */
+	fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	if (fd < 0 || json_dumpfd(all, fd, JSON_COMPACT | JSON_REAL_PRECISION(15)) < 0)
 		return errno ? -errno : -EIO;
 	return rename(tmp, file) < 0 ? -errno : 0;
 }
@@ -292,7 +301,7 @@ bool trace_is_due(void)
 void trace_write(json_t *other)
 {
 	uint64_t start_ns = atomic_load(&trace.next) ? trace.event[0].ns : 0;
-	char file[FILE_MAX - sizeof(".tmp")];
+	char now[JAIL_PATH_MAX], file[FILE_MAX - sizeof(".tmp")];
 	json_t *all;
 	int ret;
 
@@ -302,9 +311,10 @@ void trace_write(json_t *other)
 		return;
 	}
 	trace.due = false;
-	(void)snprintf(file, sizeof(file), "%s", trace.file);
+	jail_path(trace.window, trace.file, now);
+	(void)snprintf(file, sizeof(file), "%s", now);
 	if (trace.each_process)
-		(void)snprintf(file, sizeof(file), "%s.%d", trace.file, (int)getpid());
+		(void)snprintf(file, sizeof(file), "%s.%d", now, (int)jail_pid());
 	all = json_pack("{s:s, s:o, s:o}", "displayTimeUnit", "ms", "traceEvents",
 	                events_json(start_ns), "otherData", other_data(other, start_ns));
 	ret = write_file(all, file);

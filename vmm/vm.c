@@ -283,6 +283,7 @@ void vm_init(struct vm *vm, void (*on_event)(void *ctx, enum vm_event event), vo
 		           .first.fd = -1,
 		           .vm_stats_fd = -1,
 		           .vcpu_stats_fd = -1,
+		           .pagemap_fd = -1,
 		           .on_event = on_event,
 		           .event_ctx = ctx };
 	pthread_mutex_init(&vm->msi_lock, NULL);
@@ -316,6 +317,7 @@ void vm_close(struct vm *vm)
 	first_close(&vm->first);
 	own_close_fd(&vm->vm_stats_fd);
 	own_close_fd(&vm->vcpu_stats_fd);
+	own_close_fd(&vm->pagemap_fd);
 	kvm_vm_close(&vm->kvm);
 	gmem_close(&vm->mem);
 	own_close_fd(&vm->serial_out);
@@ -342,7 +344,7 @@ static void port_asked(void *ctx, uint32_t port)
 	idle_port_asked(ctx, port);
 }
 
-int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold, struct err *err)
+int vm_open_devices(struct vm *vm, struct vsock_unix *un, bool serial_hold, struct err *err)
 {
 	struct serial_host console = { .loop = &vm->loop,
 		                       .irq = raise_pin,
@@ -351,8 +353,7 @@ int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold, str
 		                       .out_fd = vm->serial_out,
 		                       .in_fd = vm->serial_in,
 		                       .hold_tx = serial_hold };
-	struct vsock_config config = { .path = vsock_path,
-		                       .guest_cid = VSOCK_GUEST_CID,
+	struct vsock_config config = { .guest_cid = VSOCK_GUEST_CID,
 		                       .asked = port_asked,
 		                       .asked_ctx = vm };
 	struct vdev_host host = device_host(vm, 0);
@@ -366,37 +367,25 @@ int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold, str
 	if (ret == 0)
 		ret = vsock_open(&vm->vsock, &config, &host, 0, err);
 	if (ret == 0)
+		ret = vsock_listen(vm->vsock, un, err);
+	if (ret == 0)
 		vm->slot[0] = vsock_vdev(vm->vsock);
 	limits_apply(vm);
 	return ret;
 }
 
-static int make_overlay(const char *dir, struct err *err)
-{
-	int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-
-	if (fd >= 0)
-		return fd;
-	err_set(err, -errno, "disk overlay in %s: %s", dir, strerror(errno));
-	return err_remedy(
-		err, "name a folder on a file system that has unnamed files (ext4, xfs, btrfs, "
-		     "tmpfs) with TMPDIR");
-}
-
 int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snapshot_disk *info,
-                 const char *overlay_dir, struct err *err)
+                 int overlay_fd, struct err *err)
 {
 	struct vdev_host host = device_host(vm, n + 1);
-	struct blk_config config = {
-		.base_fd = fd, .overlay_fd = -1, .readonly = info->readonly, .size = info->size
-	};
-	int ret = 0;
+	struct blk_config config = { .base_fd = fd,
+		                     .overlay_fd = overlay_fd,
+		                     .readonly = info->readonly,
+		                     .size = info->size };
+	int ret;
 
 	(void)snprintf(config.serial, sizeof(config.serial), "thawbox-disk%u", n);
-	if (overlay_dir)
-		config.overlay_fd = ret = make_overlay(overlay_dir, err);
-	if (ret >= 0)
-		ret = blk_open(&vm->disk[n], &config, &host, n + 1, err);
+	ret = blk_open(&vm->disk[n], &config, &host, n + 1, err);
 	if (ret < 0) {
 		own_close_fd(&config.base_fd);
 		own_close_fd(&config.overlay_fd);
@@ -409,33 +398,14 @@ int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snapshot_disk *
 	return 0;
 }
 
-static int boot_disk(struct vm *vm, unsigned n, const struct vm_disk *disk, const char *overlay_dir,
-                     struct err *err)
-{
-	bool write = !disk->readonly && !disk->overlay;
-	struct snapshot_disk info = { .readonly = disk->readonly };
-	own_fd int fd = open(disk->path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-	own_free char *full = realpath(disk->path, NULL);
-	int ret;
-
-	if (fd < 0 || !full)
-		return err_set(err, -errno, "disk %s: %s", disk->path, strerror(errno));
-	if (strlen(full) >= sizeof(info.path))
-		return err_set(err, -ENAMETOOLONG, "disk %s: the path has over %zu bytes", full,
-		               sizeof(info.path) - 1);
-	memcpy(info.path, full, strlen(full));
-	ret = snapshot_probe(fd, &info, err);
-	if (ret < 0)
-		return ret;
-	return vm_open_disk(vm, n, fd_take(&fd), &info, disk->overlay ? overlay_dir : NULL, err);
-}
-
 static int boot_kernel(struct vm *vm, const struct vm_boot_config *config, struct boot_regs *regs,
                        struct err *err)
 {
 	own_free char *cmdline = NULL;
 	bool pvm = kvm_kind() == KVM_KIND_PVM;
 	struct boot_plan plan = { .kernel = config->kernel,
+		                  .kernel_fd = config->kernel_fd,
+		                  .kernel_size = config->kernel_size,
 		                  .nr_vcpus = config->nr_vcpus,
 		                  .nr_disks = config->nr_disks,
 		                  .vmgenid = vm_vmgenid(vm) };
@@ -466,7 +436,7 @@ static int boot_vcpus(struct vm *vm, const struct boot_regs *regs, struct err *e
 	return ret;
 }
 
-int vm_boot(struct vm *vm, const struct vm_boot_config *config, struct err *err)
+int vm_boot(struct vm *vm, struct vm_boot_config *config, struct err *err)
 {
 	struct boot_regs regs;
 	int ret;
@@ -480,14 +450,13 @@ int vm_boot(struct vm *vm, const struct vm_boot_config *config, struct err *err)
 	if (ret < 0)
 		return err_set(err, ret, "guest memory of %llu bytes: %s",
 		               (unsigned long long)config->memory_size, strerror(-ret));
-	if (config->symbols)
-		ret = guestsym_load(config->symbols, &vm->gsym, err);
+	vm->gsym = config->gsym;
+	ret = boot_kernel(vm, config, &regs, err);
 	if (ret == 0)
-		ret = boot_kernel(vm, config, &regs, err);
-	if (ret == 0)
-		ret = vm_open_devices(vm, config->vsock_path, config->serial_hold, err);
+		ret = vm_open_devices(vm, &config->files->vsock, config->serial_hold, err);
 	for (unsigned i = 0; ret == 0 && i < config->nr_disks; i++)
-		ret = boot_disk(vm, i, &config->disk[i], config->overlay_dir, err);
+		ret = vm_open_disk(vm, i, fd_take(&config->disk[i].fd), &config->disk[i].info,
+		                   fd_take(&config->files->overlay_fd[i]), err);
 	for (unsigned i = 0; i < config->nr_vcpus; i++)
 		vcpu_init(&vm->vcpu[i], i, &vm->vcpu_host);
 	vm->nr_vcpus = config->nr_vcpus;
@@ -536,10 +505,13 @@ static json_t *exits_json(const struct vcpu *vcpu)
 	                 (json_int_t)vcpu->exits.other);
 }
 
-int vm_record(struct vm *vm, const char *dir, bool later, struct err *err)
+int vm_record(struct vm *vm, int before_fd, int fd, struct err *err)
 {
+	if (vm->pagemap_fd < 0)
+		return err_set(err, -EINVAL, "workset: this machine was not thawed with `record`");
 	vm_pause(vm);
-	return pagein_record(&vm->mem, &vm->watch, later, dir, vm->snapshot_id, err);
+	vm->watch.pagemap_fd = vm->pagemap_fd;
+	return pagein_record(&vm->mem, &vm->watch, before_fd, fd, vm->snapshot_id, err);
 }
 
 /* A vCPU that sleeps in KVM_RUN holds its lock: it must come out once, and never again for this. */

@@ -16,6 +16,7 @@
 #include "devices/serial.h"
 #include "devices/vsock.h"
 #include "vmm/ahead.h"
+#include "vmm/files.h"
 #include "vmm/first.h"
 #include "vmm/guestsym.h"
 #include "vmm/idle.h"
@@ -39,19 +40,21 @@ enum vm_event {
 };
 
 struct vm_disk {
-	const char *path;
-	bool readonly;
+	int fd; /* taken over */
 	bool overlay;
+	struct snapshot_disk info;
 };
 
 struct vm_boot_config {
-	const char *kernel, *cmdline, *symbols; /* symbols may be NULL */
-	uint64_t memory_size;                   /* bytes */
+	const char *kernel, *cmdline;
+	int kernel_fd; /* of boot_open(), borrowed */
+	uint64_t kernel_size;
+	struct guestsym_state gsym; /* zero: not known */
+	uint64_t memory_size;       /* bytes */
 	unsigned nr_vcpus, nr_disks;
 	struct vm_disk disk[VM_MAX_DISKS];
-	const char *vsock_path; /* NULL: none */
-	const char *overlay_dir;
-	int serial_out, serial_in; /* -1: none */
+	struct vm_files *files;    /* borrowed; what is needed is taken */
+	int serial_out, serial_in; /* taken over; -1: none */
 	bool serial_hold;          /* the guest waits for a slow console */
 };
 
@@ -107,6 +110,7 @@ struct vm {
 	struct pagein pagein;       /* its runs are the source's */
 	struct ahead ahead;
 	struct pagein_watch watch; /* zeroed: the thaw was not for a recording */
+	int pagemap_fd;            /* owned: for its sake; -1: none */
 	struct vm_timing timing;
 
 	/* Tells the control side; loop's thread. */
@@ -126,30 +130,27 @@ void vm_init(struct vm *vm, void (*on_event)(void *ctx, enum vm_event event), vo
 void vm_close(struct vm *vm);
 
 /* Builds a machine and starts its kernel. On error nothing runs; vm_close() what there is. */
-NODISCARD int vm_boot(struct vm *vm, const struct vm_boot_config *config, struct err *err);
+NODISCARD int vm_boot(struct vm *vm, struct vm_boot_config *config, struct err *err);
 
 /* Parks the vCPUs. Devices go on with what they have. */
 void vm_pause(struct vm *vm);
 /* The devices look at all their queues, then the vCPUs run. */
 void vm_resume(struct vm *vm);
-/* Freezes into `dir` (freeze.c). The machine is paused and stays so. */
-NODISCARD int vm_snapshot(struct vm *vm, const char *dir, bool replace, struct err *err);
-/*
- * Writes what was used since the thaw as the working set of the snapshot in `dir`, or adds it as what is needed
- * `later`. Pauses.
- */
-NODISCARD int vm_record(struct vm *vm, const char *dir, bool later, struct err *err);
+/* Freezes into the parts of `out` (freeze.c). The machine is paused and stays so. */
+NODISCARD int vm_snapshot(struct vm *vm, const struct snapshot_out *out, struct err *err);
+/* Writes what was used since the thaw as a working set, as pagein_record(). Pauses. */
+NODISCARD int vm_record(struct vm *vm, int before_fd, int fd, struct err *err);
 /* Connects `fd` to a guest port (taken over on success). */
 NODISCARD int vm_connect(struct vm *vm, int fd, uint32_t port, struct err *err);
 /* What the kernel and the devices have counted: a new object. */
 json_t *vm_stats(struct vm *vm);
 
 /* For boot and thaw. */
-NODISCARD int vm_open_devices(struct vm *vm, const char *vsock_path, bool serial_hold,
+NODISCARD int vm_open_devices(struct vm *vm, struct vsock_unix *un, bool serial_hold,
                               struct err *err);
-/* The descriptor is taken over in any case. `overlay_dir` NULL: no overlay. */
+/* The descriptors are taken over in any case. `overlay_fd` -1: no overlay. */
 NODISCARD int vm_open_disk(struct vm *vm, unsigned n, int fd, const struct snapshot_disk *info,
-                           const char *overlay_dir, struct err *err);
+                           int overlay_fd, struct err *err);
 /* The VM exists: interrupts go to it from now on, those raised so far first. */
 void vm_interrupts_on(struct vm *vm);
 uint64_t vm_vmgenid(const struct vm *vm); /* guest-physical address of its page */

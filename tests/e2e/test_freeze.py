@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freeze and thaw of a guest of a few instructions: the whole path of a first cell, in milliseconds."""
 import json
+import os
 import socket
 import struct
 
@@ -22,7 +23,7 @@ def frozen(vmm, tmp_path):
         m.call("boot", kernel=str(kernel), memory_mb=64, disks=[{"path": str(disk), "overlay": True}],
                overlay_dir=str(tmp_path))
         m.event("parked", 20)
-        m.call("snapshot", dir=str(directory))
+        m.snapshot(directory)
     return directory
 
 
@@ -72,7 +73,7 @@ def test_hostile_answer_lengths(vmm, tmp_path):
     with vmm() as m:
         m.call("boot", kernel=str(kernel), memory_mb=64)
         m.event("parked", 20)
-        m.call("snapshot", dir=str(tmp_path / "snapshot"))
+        m.snapshot(tmp_path / "snapshot")
     with vmm() as m:
         stream = m.thaw(tmp_path / "snapshot", "1+1")
         assert stream.answer().result["status"] == "ok"
@@ -112,31 +113,37 @@ def test_frozen_again(vmm, frozen, tmp_path):
     with vmm() as m:
         m.thaw(frozen, "1+1").answer()
         m.call("pause")
-        m.call("snapshot", dir=str(tmp_path / "second"))
+        m.snapshot(tmp_path / "second")
     with vmm() as m:
         m.thaw(tmp_path / "second", None)
         m.call("pause", timeout=10)
 
 
-def test_snapshot_never_replaces_unasked(vmm, frozen):
+@pytest.mark.parametrize("names, files", [
+    (["state", "memory", "disk", "manifest"], 3), (["state", "memory", "disk"], 3), ([], 0), ([1], 1)])
+def test_snapshot_without_a_part(vmm, frozen, tmp_path, names, files):
     with vmm() as m:
         m.thaw(frozen, None)
         m.call("pause")
-        with pytest.raises(VmmError, match="exist|there"):
-            m.call("snapshot", dir=str(frozen))
-        m.call("snapshot", dir=str(frozen), replace=True)
-    with vmm() as m:
-        m.thaw(frozen, None)
-
-
-def test_snapshot_where_it_cannot_be_written(vmm, frozen, tmp_path):
-    with vmm() as m:
-        m.thaw(frozen, None)
-        m.call("pause")
-        with pytest.raises(VmmError):
-            m.call("snapshot", dir=str(tmp_path / "no" / "such" / "folder"))
+        fds = [os.open(tmp_path / f"part{i}", os.O_RDWR | os.O_CREAT) for i in range(files)]
+        with pytest.raises(VmmError, match="descriptor"):
+            m.call("snapshot", parts=names, fd=fds)
+        for fd in fds:
+            os.close(fd)
         assert m.call("resume")["ok"], "a snapshot that failed must not end the machine"
-    assert not list(tmp_path.glob("*.tmp-*"))
+
+
+def test_snapshot_into_what_cannot_be_written(vmm, frozen):
+    with vmm() as m:
+        m.thaw(frozen, None)
+        m.call("pause")
+        names = m.call("parts")["parts"]
+        fds = [os.open("/dev/full", os.O_RDWR) for _ in names]
+        with pytest.raises(VmmError, match="No space|Invalid"):
+            m.call("snapshot", parts=names, fd=fds)
+        for fd in fds:
+            os.close(fd)
+        assert m.call("resume")["ok"]
 
 
 def test_thaw_of_nothing(vmm, tmp_path):

@@ -104,7 +104,7 @@ def test_snapshot_of_a_standby(zygote, template, vmm, tmp_path):
         stream.answer()
         assert stream.run("kept").text == "42"
         m.call("pause")
-        m.call("snapshot", dir=str(frozen))
+        m.snapshot(frozen)
     with vmm() as m:
         m.thaw(frozen, None)
         assert m.connect(m.thawed["port"]).run("kept").text == "42"

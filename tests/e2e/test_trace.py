@@ -124,7 +124,7 @@ def test_written_when_there_is_no_result(vmm, template, tmp_path):
 def test_a_zygotes_child_has_a_file_of_its_own(vmm, template, tmp_path):
     path = tmp_path / "trace"
     with vmm("--zygote", "--trace", str(path)) as z:
-        z.call("open", dir=str(template))
+        z.call("open", dir=str(template), overlay_dir=str(tmp_path))
         control, far = socket.socketpair()
         ours, theirs = socket.socketpair()
         with control, far, ours, theirs:

@@ -29,12 +29,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 	if (fd < 0 || write(fd, data, n) != (ssize_t)n)
 		abort();
 	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	if (boot_load(&mem, &plan, &regs, &err) < 0) {
+	plan.kernel_fd = boot_open(path, MEMORY, &plan.kernel_size, &err);
+	if (plan.kernel_fd < 0 || boot_load(&mem, &plan, &regs, &err) < 0) {
 		if (err.code >= 0 || !err.msg[0] || !err.remedy[0])
 			abort();
 	} else if (gmem_view(&mem, gpa(regs.rip), 1, &view) < 0 || regs.rip < LAYOUT_HIGH_START) {
 		abort();
 	}
+	(void)close(plan.kernel_fd);
 	(void)close(fd);
 	return 0;
 }

@@ -25,6 +25,15 @@ static void teardown(void)
 
 TestSuite(boot, .init = setup, .fini = teardown);
 
+static int load_path(const char *path, struct boot_regs *regs, struct err *err)
+{
+	own_fd int fd = boot_open(path, mem.size, &plan.kernel_size, err);
+
+	plan.kernel = path;
+	plan.kernel_fd = fd;
+	return fd < 0 ? fd : boot_load(&mem, &plan, regs, err);
+}
+
 static int load_bytes(const void *bytes, size_t n, struct boot_regs *regs, struct err *err)
 {
 	char path[64];
@@ -32,8 +41,7 @@ static int load_bytes(const void *bytes, size_t n, struct boot_regs *regs, struc
 
 	(void)fd; /* the path is its name */
 	*err = (struct err){ 0 };
-	plan.kernel = path;
-	return boot_load(&mem, &plan, regs, err);
+	return load_path(path, regs, err);
 }
 
 /* Nothing but zeros where kernel and boot structures go. */
@@ -149,10 +157,8 @@ Test(boot, refuses_other_files_with_path_and_remedy)
 	cr_assert_not_null(strstr(err.msg, "neither an ELF"));
 	cr_assert_not_null(strstr(err.remedy, "vmlinux"));
 	cr_assert_eq(load_bytes("", 0, &regs, &err), -ENOEXEC);
-	plan.kernel = "/nonexistent/vmlinux";
-	cr_assert_eq(boot_load(&mem, &plan, &regs, &err), -ENOENT);
-	plan.kernel = "/";
-	cr_assert_eq(boot_load(&mem, &plan, &regs, &err), -ENOEXEC);
+	cr_assert_eq(load_path("/nonexistent/vmlinux", &regs, &err), -ENOENT);
+	cr_assert_eq(load_path("/", &regs, &err), -ENOEXEC);
 	is_untouched();
 }
 
@@ -164,8 +170,7 @@ Test(boot, a_fifo_does_not_hang, .timeout = 10)
 
 	(void)snprintf(path, sizeof(path), "/tmp/thawbox-test-%d.fifo", getpid());
 	cr_assert_eq(mkfifo(path, 0600), 0);
-	plan.kernel = path;
-	cr_assert_eq(boot_load(&mem, &plan, &regs, &err), -ENOEXEC);
+	cr_assert_eq(load_path(path, &regs, &err), -ENOEXEC);
 	cr_assert_eq(unlink(path), 0);
 }
 

@@ -83,7 +83,7 @@ Test(lines, end_and_nothing_and_too_long)
 
 static void send_fds(unsigned nr, int fd)
 {
-	char control[CMSG_SPACE(4 * sizeof(int))] = { 0 };
+	char control[CMSG_SPACE((LINES_FDS + 2) * sizeof(int))] = { 0 };
 	struct iovec iov = { (char[]){ "x\n" }, 2 };
 	struct msghdr msg = { .msg_iov = &iov,
 		              .msg_iovlen = 1,
@@ -105,7 +105,7 @@ Test(lines, descriptors_come_along_and_superfluous_ones_are_closed)
 	int first = dup(peer); /* the lowest free number: tells whether any leaks */
 
 	close(first);
-	send_fds(4, STDIN_FILENO);
+	send_fds(LINES_FDS + 2, STDIN_FILENO);
 	cr_assert_eq(lines.nr_sent, LINES_FDS);
 	cr_assert_neq(fcntl(lines.sent_fd[0], F_GETFD) & FD_CLOEXEC, 0);
 	cr_assert_neq(fcntl(lines.sent_fd[1], F_GETFD), -1);

@@ -64,6 +64,24 @@ static unsigned private_pages(const struct gmem *mem)
 	return n;
 }
 
+/* As a client does it: a whole new file takes the old one's name. */
+static int write_set(const struct gmem *mem, struct pagein_watch watch, bool later,
+                     const uint8_t *of, struct err *err)
+{
+	int before = later ? openat(dir_fd, "workset", O_RDONLY) : -1;
+	int fd = openat(dir_fd, "new", O_WRONLY | O_CREAT | O_TRUNC, 0600), ret;
+
+	watch.pagemap_fd = open("/proc/self/pagemap", O_RDONLY);
+	ret = pagein_record(mem, &watch, before, fd, of, err);
+	if (ret == 0)
+		cr_assert_eq(renameat(dir_fd, "new", dir_fd, "workset"), 0);
+	close(watch.pagemap_fd);
+	close(fd);
+	if (later)
+		close(before);
+	return ret;
+}
+
 static void record(void)
 {
 	struct err err = { 0 };
@@ -75,8 +93,8 @@ static void record(void)
 		cr_assert_eq(gmem_write(&mem, gpa(i * GMEM_PAGE + 5), "w", 1), 0);
 	cr_assert_eq(gmem_write(&mem, gpa(1000 * GMEM_PAGE), "w", 1), 0);
 	cr_assert_eq(gmem_read(&mem, gpa(500 * GMEM_PAGE), &byte, 1), 0);
-	cr_assert_eq(pagein_record(&mem, &(struct pagein_watch){ 0 }, false, dir, id, &err), 0,
-	             "%s", err.msg);
+	cr_assert_eq(write_set(&mem, (struct pagein_watch){ 0 }, false, id, &err), 0, "%s",
+	             err.msg);
 	gmem_close(&mem);
 }
 
@@ -90,7 +108,7 @@ Test(pagein, written_pages_come_in_private_with_the_template_content)
 	record();
 	open_mem(&mem);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
-	cr_assert_eq(pagein_begin(&set, &mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &mem, file, &err), 0, "%s", err.msg);
 	cr_assert_eq(pagein_populate(&set, &mem, &err), 0, "%s", err.msg);
 	cr_assert_eq(set.written, 11u);
 	cr_assert_eq(set.populated, 11u);
@@ -111,7 +129,7 @@ Test(pagein, none_is_slow_and_not_wrong)
 
 	open_mem(&mem);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
-	cr_assert_eq(pagein_begin(&set, &mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &mem, file, &err), 0, "%s", err.msg);
 	cr_assert_eq(pagein_populate(&set, &mem, &err), 0);
 	cr_assert_eq(set.populated, 0u);
 	pagein_close(&set);
@@ -141,7 +159,7 @@ Test(pagein, runs_outside_memory_are_refused)
 	record();
 	cr_assert_eq(gmem_open(&small, 256 * GMEM_PAGE, 0xd0000000, 0x100000000, file), 0);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
-	cr_assert_eq(pagein_begin(&set, &small, &err), -EBADMSG, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &small, file, &err), -EBADMSG, "%s", err.msg);
 	pagein_close(&set);
 	gmem_close(&small);
 }
@@ -209,7 +227,7 @@ static void record_use(bool reads_13)
 	cr_assert_eq(gmem_write(&mem, gpa(3 * GMEM_PAGE + 8), &used, 1), 0);
 	if (reads_13)
 		cr_assert_eq(gmem_write(&mem, gpa(3 * GMEM_PAGE + 24), &only_read, 1), 0);
-	cr_assert_eq(pagein_record(&mem, &watch, false, dir, id, &err), 0, "%s", err.msg);
+	cr_assert_eq(write_set(&mem, watch, false, id, &err), 0, "%s", err.msg);
 	gmem_close(&mem);
 }
 
@@ -221,7 +239,7 @@ static void check_use(unsigned near, unsigned read)
 
 	open_mem(&mem);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
-	cr_assert_eq(pagein_begin(&set, &mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &mem, file, &err), 0, "%s", err.msg);
 	cr_assert_eq(set.written, 1u);
 	cr_assert_eq(set.near, near);
 	cr_assert_eq(set.read, read);
@@ -255,13 +273,12 @@ Test(pagein, what_later_cells_write_is_kept_apart)
 	open_mem(&mem);
 	for (unsigned i = 15; i < 40; i++)
 		cr_assert_eq(gmem_write(&mem, gpa(i * GMEM_PAGE), "w", 1), 0);
-	cr_assert_eq(pagein_record(&mem, &(struct pagein_watch){ 0 }, true, dir, id, &err), 0, "%s",
-	             err.msg);
+	cr_assert_eq(write_set(&mem, (struct pagein_watch){ 0 }, true, id, &err), 0, "%s", err.msg);
 	gmem_close(&mem);
 
 	open_mem(&mem);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
-	cr_assert_eq(pagein_begin(&set, &mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &mem, file, &err), 0, "%s", err.msg);
 	cr_assert_eq(pagein_populate(&set, &mem, &err), 0);
 	cr_assert_eq(private_pages(&mem), 11u);
 	cr_assert_eq(set.later, 20u);
@@ -282,8 +299,7 @@ Test(pagein, nothing_can_be_added_to_another_snapshots_set)
 	record();
 	open_mem(&mem);
 	cr_assert_eq(gmem_write(&mem, gpa(GMEM_PAGE), "w", 1), 0);
-	cr_assert_eq(pagein_record(&mem, &(struct pagein_watch){ 0 }, true, dir, other, &err),
-	             -EBADMSG);
+	cr_assert_eq(write_set(&mem, (struct pagein_watch){ 0 }, true, other, &err), -EBADMSG);
 	gmem_close(&mem);
 }
 
@@ -298,13 +314,13 @@ Test(pagein, cold_files_are_noticed)
 	cr_assert_eq(fsync(file), 0);
 	cr_assert_eq(posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
-	cr_assert_eq(pagein_begin(&set, &mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &mem, file, &err), 0, "%s", err.msg);
 	cr_assert(set.cold);
 	cr_assert_eq(pagein_populate(&set, &mem, &err), 0);
 	cr_assert_eq(set.populated, 11u);
 	pagein_close(&set);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
-	cr_assert_eq(pagein_begin(&set, &mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &mem, file, &err), 0, "%s", err.msg);
 	cr_assert_not(set.cold);
 	pagein_close(&set);
 	gmem_close(&mem);
@@ -324,14 +340,26 @@ Test(pagein, what_the_host_reads_is_found_when_the_cache_was_empty)
 	cr_assert_eq(pagein_watch(&watch, &mem, file, PAGES * (uint64_t)GMEM_PAGE), 0);
 	cr_assert_eq(gmem_read(&mem, gpa(700 * GMEM_PAGE), &byte, 1), 0);
 	cr_assert_eq(gmem_write(&mem, gpa(900 * GMEM_PAGE), "w", 1), 0);
-	cr_assert_eq(pagein_record(&mem, &watch, false, dir, id, &err), 0, "%s", err.msg);
+	cr_assert_eq(write_set(&mem, watch, false, id, &err), 0, "%s", err.msg);
 	gmem_close(&mem);
 	open_mem(&mem);
 	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), 0, "%s", err.msg);
-	cr_assert_eq(pagein_begin(&set, &mem, &err), 0, "%s", err.msg);
+	cr_assert_eq(pagein_begin(&set, &mem, file, &err), 0, "%s", err.msg);
 	cr_assert_eq(set.written, 1u);
 	if (watch.empty) /* not on a file system in memory */
 		cr_assert_eq(set.read, 1u, "%u", set.read);
 	pagein_close(&set);
 	gmem_close(&mem);
+}
+
+/* A link in a snapshot's folder would let its author have any file of the host read. */
+Test(pagein, a_link_is_no_part)
+{
+	struct pagein set;
+	struct err err = { 0 };
+
+	record();
+	cr_assert_eq(renameat(dir_fd, "workset", dir_fd, "real"), 0);
+	cr_assert_eq(symlinkat("real", dir_fd, "workset"), 0);
+	cr_assert_eq(pagein_open(&set, dir_fd, id, &err), -ELOOP, "%s", err.msg);
 }
