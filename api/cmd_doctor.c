@@ -20,6 +20,7 @@
 #define MEMORY_NEEDED_MIB 1024u
 #define DISK_NEEDED_MIB   4096u
 #define KERNEL_MAJOR      5
+#define ISOLATION_MS      10000
 #define KERNEL_MINOR      19 /* io_uring with DEFER_TASKRUN is 6.1's; the ring falls back before */
 
 enum level { OK, WARNING, ERROR };
@@ -259,10 +260,98 @@ static void print_lines(const struct doctor *d)
 	               : "this host can run sandboxes");
 }
 
+/* --- isolation --------------------------------------------------------------------------------------------- */
+
+/* What a monitor says that has just entered its jail, as it is started for a sandbox. A new reference. */
+static int isolation_report(json_t **report, struct err *err)
+{
+	const struct sandbox_spec spec = { .intr_fd = -1 };
+	struct sandbox sb;
+	int rc = sandbox_start(&sb, &spec, err);
+
+	if (rc)
+		return rc;
+	rc = sandbox_call(&sb, json_pack("{s:s}", "cmd", "isolation"), -1, ISOLATION_MS, report,
+	                  err);
+	sandbox_close(&sb);
+	return rc;
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+	const char *text = json_string_value(json_object_get(object, key));
+
+	return text ? text : "";
+}
+
+static void check_isolation(struct doctor *d)
+{
+	json_t *report = NULL, *each;
+	struct err err = { 0 };
+	char detail[512];
+	size_t i, n;
+
+	if (isolation_report(&report, &err)) {
+		line(d, "isolation", ERROR, err.msg, err.remedy);
+		return;
+	}
+	n = (size_t)snprintf(detail, sizeof(detail), "level %s", text_of(report, "level"));
+	json_array_foreach(json_object_get(report, "layers"), i,
+	                   each) if (!json_is_true(json_object_get(each, "on")) &&
+	                             strcmp(text_of(each, "level"), "extra") != 0 &&
+	                             n < sizeof(detail)) n +=
+		(size_t)snprintf(detail + n, sizeof(detail) - n, "; without %s",
+	                         text_of(each, "name"));
+	line(d, "isolation", strcmp(text_of(report, "level"), "full") != 0 ? WARNING : OK, detail,
+	     "thawbox doctor --isolation says why; as root, or where user namespaces are allowed, "
+	     "there is more");
+	json_decref(report);
+}
+
+static void print_layers(const json_t *report)
+{
+	static const char *const colours[] = { "\033[33m", "\033[32m" };
+	bool colour = cmd_has_colour(1);
+	json_t *each;
+	size_t i;
+
+	printf("%-20s %-6s %-4s %s\n", "layer", "level", "", "why");
+	json_array_foreach(json_object_get(report, "layers"), i, each)
+	{
+		bool on = json_is_true(json_object_get(each, "on"));
+
+		printf("%-20s %-6s %s%-4s%s %s\n", text_of(each, "name"), text_of(each, "level"),
+		       colour ? colours[on] : "", on ? "on" : "off", colour ? "\033[0m" : "",
+		       text_of(each, "why"));
+	}
+	printf("level: %s\n", text_of(report, "level"));
+}
+
+static int print_isolation(bool json)
+{
+	json_t *report = NULL;
+	struct err err = { 0 };
+
+	if (isolation_report(&report, &err))
+		return cmd_fail(EXIT_NOT_READY, &err);
+	json_object_del(report, "ok"); /* of the conversation, not of the report */
+	if (json)
+		cmd_print_json(report, false);
+	else
+		print_layers(report);
+	json_decref(report);
+	return EXIT_OK;
+}
+
 static int doctor_main(int argc, char **argv)
 {
-	bool json = false;
-	const struct arg args[] = { { "json", 'j', ARG_FLAG, &json, NULL, "an array of objects" } };
+	bool json = false, isolation = false;
+	const struct arg args[] = {
+		{ "json", 'j', ARG_FLAG, &json, NULL,
+		  "an array of objects; with --isolation, one" },
+		{ "isolation", 'i', ARG_FLAG, &isolation, NULL,
+		  "each layer of a monitor's jail: on, off, why" },
+	};
 	struct doctor d = { 0 };
 	struct arg_rest rest;
 	int code = cmd_parse(&cmd_doctor, args, ARRAY_LEN(args), argc, argv, false, &rest);
@@ -271,12 +360,15 @@ static int doctor_main(int argc, char **argv)
 		return code;
 	if (rest.nr)
 		return cmd_usage(&cmd_doctor, "it takes no operands");
+	if (isolation)
+		return print_isolation(json);
 	d.lines = json_array();
 	check_kvm_device(&d);
 	check_kvm_kind(&d);
 	check_monitor(&d);
 	check_kernel(&d);
 	check_uring(&d);
+	check_isolation(&d);
 	check_memory(&d);
 	check_huge_pages(&d);
 	check_disk(&d);
@@ -290,9 +382,9 @@ static int doctor_main(int argc, char **argv)
 }
 
 const struct cmd cmd_doctor = {
-	"doctor", "[--json]", "Tell whether this host can run sandboxes.",
+	"doctor", "[--json] [--isolation]", "Tell whether this host can run sandboxes.",
 	"Each line is ok, a warning or an error; the last two with what to do.\n\n"
-	"Example:\n  thawbox doctor\n\n"
+	"Examples:\n  thawbox doctor\n  thawbox doctor --isolation\n\n"
 	"Exit: 0, or 1 when there is an error.\n",
 	doctor_main
 };

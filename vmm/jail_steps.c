@@ -196,9 +196,11 @@ int steps_limits(uint64_t largest, bool alone)
 
 void steps_bound_capabilities(void)
 {
-	for (unsigned long cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++)
-		if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0)
-			return; /* not allowed: then nothing that is executed gains any, either */
+	static bool done; /* a fork has its zygote's */
+
+	for (unsigned long cap = 0; !done && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
+		; /* up to the last there is, or none: no_new_privs gives an executed program none, either */
+	done = true;
 }
 
 static int set_capabilities(uint32_t low)
