@@ -72,7 +72,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 	tests/faults/*.c tests/tools/*.[ch] tests/hostile/payload/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	fuzz-programs fuzz-replay hostile unit unit-asan e2e faults test-guest test-bench layers headers \
+	fuzz-programs fuzz-replay hostile unit unit-asan e2e isolation faults test-guest test-bench layers headers \
 	mirror format format-check lint analyze size tsan hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
@@ -262,6 +262,11 @@ faults: build $(B)/shim.so
 $(B)/shim.so: tests/faults/shim.c $(B)/flags
 	$(call say,LINK,$@)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -g -O1 -fPIC -shared -Wall -Wextra -Werror -o $@ $< -ldl
+
+## isolation     each layer of the monitor's jail, as root and as a user (needs /dev/kvm, no template); K=expression
+isolation: build
+	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rsx -p no:cacheprovider tests/isolation $(if $(K),-k '$(K)')
+
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
 

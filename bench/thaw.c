@@ -157,22 +157,14 @@ static const char *conflict(const struct load_spec *load)
 static int parse(int argc, char **argv, struct options *opt)
 {
 	static const struct option options[] = {
-		{ "runs", 1, NULL, 'n' },
-		{ "mode", 1, NULL, 'm' },
-		{ "pool", 1, NULL, 'p' },
-		{ "cache", 1, NULL, 'c' },
-		{ "burst", 1, NULL, 'b' },
-		{ "at-once", 1, NULL, 'a' },
-		{ "arrive", 1, NULL, 'r' },
-		{ "cell", 1, NULL, 'e' },
-		{ "age", 1, NULL, 'g' },
-		{ "template", 1, NULL, 't' },
-		{ "isolation", 1, NULL, 'i' },
-		{ "csv", 1, NULL, 'o' },
-		{ "json", 0, NULL, 'j' },
-		{ "raises", 0, NULL, 'x' },
-		{ "help", 0, NULL, 'h' },
-		{ 0 },
+		{ "runs", 1, NULL, 'n' },      { "mode", 1, NULL, 'm' },
+		{ "pool", 1, NULL, 'p' },      { "cache", 1, NULL, 'c' },
+		{ "burst", 1, NULL, 'b' },     { "at-once", 1, NULL, 'a' },
+		{ "arrive", 1, NULL, 'r' },    { "cell", 1, NULL, 'e' },
+		{ "age", 1, NULL, 'g' },       { "template", 1, NULL, 't' },
+		{ "isolation", 1, NULL, 'i' }, { "csv", 1, NULL, 'o' },
+		{ "json", 0, NULL, 'j' },      { "raises", 0, NULL, 'x' },
+		{ "help", 0, NULL, 'h' },      { 0 },
 	};
 	const char *wrong;
 	int o;

@@ -36,6 +36,7 @@ if [ "${1-}" != fast ]; then
     step "guest kernel, root image, template" template
     step "end to end" e2e
     step "faults" faults
+    step "isolation" isolation
     step "the benchmarks' programs" test-bench
 fi
 echo "check: all passed in $((SECONDS - start)) s"
