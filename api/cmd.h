@@ -47,11 +47,13 @@ int cmd_parse(const struct cmd *cmd, const struct arg *args, size_t nr, int argc
               bool stop_at_operand, struct arg_rest *rest);
 
 /* The options of a command that starts a monitor; `to` is a struct isolation. */
-#define CMD_ISOLATION_ARGS(to)                                                             \
-	{ "require-isolation", '\0',    ARG_LEVEL,                                         \
-	  &(to).least,         "LEVEL", "refuse to run with less: none, vm, user, full" }, \
-	{                                                                                  \
-		"isolation", '\0', ARG_LEVEL, &(to).most, "LEVEL", "what is tried (full)"  \
+#define CMD_ISOLATION_ARGS(to)                                                                 \
+	{ "require-isolation", '\0',    ARG_LEVEL,                                             \
+	  &(to).least,         "LEVEL", "refuse to run with less: none, vm, user, full" },     \
+		{ "isolation", '\0', ARG_LEVEL, &(to).most, "LEVEL", "what is tried (full)" }, \
+	{                                                                                      \
+		"cgroup", '\0', ARG_TEXT, &(to).cgroup, "DIR[;FILE=VALUE]",                    \
+			"its cgroup is made there, with limits"                                \
 	}
 
 /* A usage error in the command's own words. Returns EXIT_USAGE. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/monitor.h"
 
+#include "api/cgroup.h"
 #include "core/own.h"
 
 #include <errno.h>
@@ -56,6 +57,14 @@ int monitor_find(char path[PATHS_MAX], const char *vmm, struct err *err)
 static const char *either(const char *given, const char *variable)
 {
 	return given ? given : getenv(variable);
+}
+
+int monitor_cgroup(const struct isolation *isolation, char **path, struct err *err)
+{
+	const char *spec = either(isolation->cgroup, "THAWBOX_CGROUP");
+
+	*path = NULL;
+	return spec && *spec ? cgroup_make(spec, path, err) : -1;
 }
 
 /* The program's words; `argv` has room for all of them. */
@@ -142,7 +151,10 @@ static int child(void *arg)
 {
 	struct launch *launch = arg;
 
-	launch->error = map_user(launch);
+	if (launch->how->cgroup_fd > 0 && write(launch->how->cgroup_fd, "0", 1) < 0)
+		launch->error = -errno;
+	if (!launch->error)
+		launch->error = map_user(launch);
 	if (!launch->error)
 		launch->error = set_descriptors(launch->how);
 	if (launch->error)

@@ -26,14 +26,19 @@ NODISCARD int monitor_find(char path[PATHS_MAX], const char *vmm, struct err *er
 
 /* How much isolation a monitor tries, and how much it must have: "none", "vm", "user", "full". */
 struct isolation {
-	const char *most;  /* NULL: $THAWBOX_ISOLATION, else all that the host grants */
-	const char *least; /* NULL: $THAWBOX_REQUIRE_ISOLATION, else "none" */
+	const char *most;   /* NULL: $THAWBOX_ISOLATION, else all that the host grants */
+	const char *least;  /* NULL: $THAWBOX_REQUIRE_ISOLATION, else "none" */
+	const char *cgroup; /* as for cgroup_make(); NULL: $THAWBOX_CGROUP, else none */
 };
+
+/* The cgroup of a monitor to be: its cgroup.procs, -1 when none is wanted, or -errno. *path is as cgroup_make()'s. */
+NODISCARD int monitor_cgroup(const struct isolation *isolation, char **path, struct err *err);
 
 struct monitor_start {
 	const char *path;
 	struct isolation isolation;
 	int control_fd, log_fd; /* of monitor_pair(), monitor_log(); they stay the caller's */
+	int cgroup_fd;          /* of monitor_cgroup(): stays the caller's; -1 or 0: none */
 	bool zygote;
 };
 /*

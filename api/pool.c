@@ -131,6 +131,7 @@ static int revive_zygote(struct pool *pool, struct err *err)
 static int begin(struct pool *pool, struct sandbox *sb, struct err *err)
 {
 	const struct sandbox_spec spec = { .zygote = &pool->zygote,
+		                           .isolation = pool->spec.isolation,
 		                           .verbose = pool->spec.verbose,
 		                           .intr_fd = -1 };
 	const struct member_spec member = { .overlay_dir = pool->overlay_dir,

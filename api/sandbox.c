@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/sandbox.h"
 
+#include "api/cgroup.h"
 #include "api/zygote.h"
 #include "core/own.h"
 
@@ -235,25 +236,27 @@ static int prepare(struct sandbox *sb, const struct sandbox_spec *spec, int *the
 }
 
 static int launch_program(struct sandbox *sb, const struct sandbox_spec *spec, int control,
-                          struct err *err)
+                          int cgroup_fd, struct err *err)
 {
 	char path[PATHS_MAX];
 	struct monitor_start how = { .path = path,
 		                     .isolation = spec->isolation,
 		                     .control_fd = control,
-		                     .log_fd = sb->log_fd };
+		                     .log_fd = sb->log_fd,
+		                     .cgroup_fd = cgroup_fd };
 	int rc = monitor_find(path, spec->vmm, err);
 
 	sb->start_ns = clock_ns();
 	return rc ? rc : monitor_start(&how, &sb->pid, &sb->pid_fd, err);
 }
 
-static int launch_fork(struct sandbox *sb, struct zygote *zygote, int control, struct err *err)
+static int launch_fork(struct sandbox *sb, struct zygote *zygote, int control, int cgroup_fd,
+                       struct err *err)
 {
 	int rc;
 
 	sb->start_ns = clock_ns();
-	rc = zygote_spawn(zygote, control, sb->log_fd, &sb->pid, err);
+	rc = zygote_spawn(zygote, control, sb->log_fd, cgroup_fd, &sb->pid, err);
 	if (rc)
 		return rc;
 	sb->pid_fd = pidfd_open(sb->pid, 0); /* our child: its pid is its own until we reap it */
@@ -264,8 +267,12 @@ static int launch_fork(struct sandbox *sb, struct zygote *zygote, int control, s
 
 static int launch(struct sandbox *sb, const struct sandbox_spec *spec, int control, struct err *err)
 {
-	return spec->zygote ? launch_fork(sb, spec->zygote, control, err)
-	                    : launch_program(sb, spec, control, err);
+	own_fd int cgroup_fd = monitor_cgroup(&spec->isolation, &sb->cgroup, err);
+
+	if (cgroup_fd < -1)
+		return fd_take(&cgroup_fd);
+	return spec->zygote ? launch_fork(sb, spec->zygote, control, cgroup_fd, err)
+	                    : launch_program(sb, spec, control, cgroup_fd, err);
 }
 
 int sandbox_start(struct sandbox *sb, const struct sandbox_spec *spec, struct err *err)
@@ -420,6 +427,7 @@ void sandbox_kill(struct sandbox *sb, const char *why)
 void sandbox_close(struct sandbox *sb)
 {
 	monitor_end(sb->pid, sb->pid_fd);
+	cgroup_remove(sb->cgroup);
 	own_close_fd(&sb->pid_fd);
 	own_close_fd(&sb->control_fd);
 	own_close_fd(&sb->log_fd);

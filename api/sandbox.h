@@ -37,8 +37,9 @@ struct sandbox {
 	pid_t pid; /* 0: none */
 	int pid_fd;
 	int control_fd;
-	int log_fd;  /* what the monitor wrote to its standard error; -1: our own standard error */
-	int intr_fd; /* borrowed: readable ends every wait with -EINTR; -1: none */
+	char *cgroup; /* owned; NULL: none of its own */
+	int log_fd;   /* what the monitor wrote to its standard error; -1: our own standard error */
+	int intr_fd;  /* borrowed: readable ends every wait with -EINTR; -1: none */
 
 	struct bytes lines;                   /* control bytes not yet parsed */
 	uint8_t pending[SANDBOX_PENDING_MAX]; /* what each outstanding answer is for */
@@ -65,7 +66,7 @@ struct zygote;
 struct sandbox_spec {
 	struct zygote *zygote;      /* borrowed: it forks the monitor; NULL: `vmm` is executed */
 	const char *vmm;            /* NULL: $THAWBOX_VMM, beside this program, libexec, PATH */
-	struct isolation isolation; /* of an executed one; a fork has its zygote's */
+	struct isolation isolation; /* of a fork its cgroup alone: the rest is its zygote's */
 	bool verbose; /* the monitor's log goes to our standard error; of a fork: where the zygote's goes */
 	int intr_fd; /* as in struct sandbox; -1: none */
 };

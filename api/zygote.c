@@ -92,7 +92,9 @@ static int send_open(struct zygote *z, const char *dir, const char *overlay_dir,
 static int start(struct zygote *z, const struct zygote_spec *spec, const char *dir, struct err *err)
 {
 	char path[PATHS_MAX];
-	struct monitor_start how = { .path = path, .isolation = spec->isolation, .zygote = true };
+	struct monitor_start how = {
+		.path = path, .isolation = spec->isolation, .cgroup_fd = -1, .zygote = true
+	};
 	own_fd int theirs = -1;
 	int rc = monitor_find(path, spec->vmm, err);
 
@@ -125,7 +127,8 @@ int zygote_open(struct zygote *z, const struct zygote_spec *spec, const char *di
 }
 
 /* Under the lock. */
-static int spawn(struct zygote *z, const int fds[2], pid_t *pid, struct err *err)
+static int spawn(struct zygote *z, const int *fds, unsigned nr, bool cgroup, pid_t *pid,
+                 struct err *err)
 {
 	json_t *line, *answer = NULL;
 	int rc;
@@ -134,8 +137,9 @@ static int spawn(struct zygote *z, const int fds[2], pid_t *pid, struct err *err
 		*err = z->lost;
 		return err->code;
 	}
-	line = json_pack("{s:s}", "cmd", "spawn");
-	rc = monitor_send(z->control_fd, line, fds, fds[1] >= 0 ? 2 : 1, err);
+	line = cgroup ? json_pack("{s:s, s:b}", "cmd", "spawn", "cgroup", 1)
+	              : json_pack("{s:s}", "cmd", "spawn");
+	rc = monitor_send(z->control_fd, line, fds, nr, err);
 	json_decref(line);
 	if (rc == -EPIPE || rc == -ECONNRESET)
 		return lose(z, rc, err);
@@ -147,14 +151,20 @@ static int spawn(struct zygote *z, const int fds[2], pid_t *pid, struct err *err
 	return *pid > 0 ? 0 : lose(z, -EPROTO, err);
 }
 
-int zygote_spawn(struct zygote *z, int control_fd, int log_fd, pid_t *pid, struct err *err)
+int zygote_spawn(struct zygote *z, int control_fd, int log_fd, int cgroup_fd, pid_t *pid,
+                 struct err *err)
 {
-	const int fds[2] = { control_fd, log_fd };
-	int rc;
+	int fds[3] = { control_fd }, rc;
+	unsigned nr = 1;
+
+	if (log_fd >= 0)
+		fds[nr++] = log_fd;
+	if (cgroup_fd >= 0)
+		fds[nr++] = cgroup_fd;
 
 	*pid = 0;
 	pthread_mutex_lock(&z->lock);
-	rc = spawn(z, fds, pid, err);
+	rc = spawn(z, fds, nr, cgroup_fd >= 0, pid, err);
 	pthread_mutex_unlock(&z->lock);
 	return rc;
 }

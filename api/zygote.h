@@ -44,10 +44,11 @@ NODISCARD int zygote_open(struct zygote *z, const struct zygote_spec *spec, cons
                           struct err *err);
 
 /*
- * A monitor on `control_fd`, with its log in `log_fd` (-1: the zygote's); both stay the caller's. Returns when
+ * A monitor on `control_fd`, with its log in `log_fd` (-1: the zygote's), in the cgroup whose cgroup.procs is `cgroup_fd`
+ * (-1: the zygote's); all stay the caller's. Returns when
  * it has been forked, as posix_spawn(3). The caller reaps *pid.
  */
-NODISCARD int zygote_spawn(struct zygote *z, int control_fd, int log_fd, pid_t *pid,
+NODISCARD int zygote_spawn(struct zygote *z, int control_fd, int log_fd, int cgroup_fd, pid_t *pid,
                            struct err *err);
 
 /* Whether it is gone, as zygote_spawn() has found: it will fork no more. */

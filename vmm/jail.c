@@ -268,6 +268,24 @@ static void note_pid(void)
 		          first ? "its own" : "its starter made none (or might not)");
 }
 
+/* Its starter has made one for it, by a name of ours (api/cgroup). While /proc can be read. */
+static void note_cgroup(void)
+{
+	char text[1024], why[160];
+	own_fd int fd = jail_open_proc("cgroup");
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	const char *line, *name;
+
+	text[n > 0 ? n : 0] = '\0';
+	line = strstr(text, "0::");
+	name = line ? strstr(line, "/thawbox-") : NULL;
+	if (!name || jail.layer[JAIL_CGROUP].on)
+		return;
+	(void)snprintf(why, sizeof(why), "in a group of its own, %.*s",
+	               (int)strcspn(name + 1, "\n"), name + 1);
+	jail_note(JAIL_CGROUP, true, why);
+}
+
 int jail_enter(struct err *err)
 {
 	int ret;
@@ -278,6 +296,7 @@ int jail_enter(struct err *err)
 	}
 	jail.entered = true;
 	(void)jail_pid(); /* while /proc is there */
+	note_cgroup();
 	ret = steps_user_namespace();
 	note_result(JAIL_USER, ret, "user namespace", "user namespace");
 	leave_namespaces();
@@ -339,6 +358,7 @@ int jail_drop(uint64_t largest, struct err *err)
 		return 0;
 	jail.dropped = true;
 	(void)jail_pid(); /* while it can be known */
+	note_cgroup();
 	note_pid();
 	steps_bound_capabilities();
 	if (wants(JAIL_LEVEL_USER))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "vmm/zygote.h"
 
+#include "core/log.h"
 #include "core/own.h"
 #include "vmm/clock.h"
 #include "vmm/ctl.h"
@@ -86,11 +87,24 @@ static int open_source(struct zygote *z, const json_t *line, struct err *err)
 	return ret;
 }
 
+/* What the group does not take is not isolated by it: jail_drop() finds out and says so. */
+static void join_cgroup(int procs_fd)
+{
+	if (write(procs_fd, "0", 1) < 0)
+		log_warn("cgroup: %s", strerror(errno));
+	close(procs_fd);
+}
+
 /* The rest of the child's life. */
-static void become_monitor(struct zygote *z)
+static void become_monitor(struct zygote *z, bool cgroup)
 {
 	uint64_t now_ns = clock_mono_ns();
-	int control = fd_take(&z->lines.sent_fd[0]), log = fd_take(&z->lines.sent_fd[1]);
+	int control = fd_take(&z->lines.sent_fd[0]), log;
+	unsigned last = z->lines.nr_sent - 1;
+
+	if (cgroup)
+		join_cgroup(fd_take(&z->lines.sent_fd[last]));
+	log = fd_take(&z->lines.sent_fd[1]);
 
 	trace_end("fork", 0);
 	trace_thread(TRACE_LOOP);
@@ -105,11 +119,13 @@ static void become_monitor(struct zygote *z)
 	z->ret = ctl_serve(control, ptr_take(z->source), now_ns);
 }
 
-static int spawn(struct zygote *z, struct err *err)
+static int spawn(struct zygote *z, const json_t *line, struct err *err)
 {
 	pid_t pid;
 
-	if (z->lines.sent_fd[0] < 0)
+	bool cgroup = json_is_true(json_object_get(line, "cgroup"));
+
+	if (z->lines.nr_sent < (cgroup ? 2u : 1u))
 		return err_set(err, -EINVAL, "spawn: no control socket came with the line");
 	trace_begin("fork");
 	pid = jail_fork();
@@ -119,7 +135,7 @@ static int spawn(struct zygote *z, struct err *err)
 			err, "raise the limit of processes (ulimit -u) or the cgroup's pids.max");
 	}
 	if (pid == 0)
-		become_monitor(z);
+		become_monitor(z, cgroup);
 	else
 		say(z, json_pack("{s:b, s:i}", "ok", 1, "pid", (int)pid));
 	return 0;
@@ -130,7 +146,7 @@ static int dispatch(struct zygote *z, const json_t *line, struct err *err)
 	const char *cmd = json_string_value(json_object_get(line, "cmd"));
 
 	if (cmd && strcmp(cmd, "spawn") == 0)
-		return spawn(z, err);
+		return spawn(z, line, err);
 	if (cmd && strcmp(cmd, "open") == 0)
 		return open_source(z, line, err);
 	if (!cmd || strcmp(cmd, "quit") != 0)
