@@ -5,6 +5,7 @@
 #include "core/own.h"
 #include "vmm/boot_line.h"
 #include "vmm/clock.h"
+#include "vmm/env.h"
 #include "vmm/jail.h"
 #include "vmm/lines.h"
 #include "vmm/thaw.h"
@@ -144,47 +145,6 @@ static json_t *timing_json(const struct ctl *ctl)
 	                 (json_int_t)t->run);
 }
 
-/* Environment in the form of the wake: docs/protocol.md section 5. */
-struct env {
-	char *p; /* owned */
-	size_t len;
-};
-
-static int add_env(struct env *env, const char *name, const json_t *value, struct err *err)
-{
-	const char *text = json_string_value(value);
-	size_t room = strlen(name) + json_string_length(value) + 2;
-	char *grown;
-
-	if (!text || !*name || strchr(name, '='))
-		return err_set(err, -EINVAL, "env: \"%.64s\" must be a name with a string", name);
-	grown = realloc(env->p, env->len + room);
-	if (!grown)
-		return err_set(err, -ENOMEM, "env: out of memory");
-	env->p = grown;
-	env->len += (size_t)snprintf(grown + env->len, room, "%s=%s", name, text) + 1;
-	return 0;
-}
-
-/* Who the sandbox is, then what the caller wants on top. */
-static int make_env(struct env *env, const json_t *line, struct err *err)
-{
-	const json_t *hostname = json_object_get(line, "hostname"),
-		     *id = json_object_get(line, "id");
-	int ret = json_string_length(hostname) ? add_env(env, "HOSTNAME", hostname, err) : 0;
-	const char *name;
-	json_t *value;
-
-	if (ret == 0 && json_string_length(id))
-		ret = add_env(env, "THAWBOX_ID", id, err);
-	json_object_foreach(json_object_get(line, "env"), name, value)
-	{
-		if (ret == 0)
-			ret = add_env(env, name, value, err);
-	}
-	return ret;
-}
-
 /* Of a machine that begins: what its snapshot needs beside itself. */
 static int open_files(struct ctl *ctl, const json_t *line, struct vm_files *files, struct err *err)
 {
@@ -237,7 +197,7 @@ static int thaw(struct ctl *ctl, const json_t *line, struct vm_files *files, str
 
 	config.age_ns = (uint64_t)json_integer_value(json_object_get(line, "age_s")) * NS_PER_SEC;
 	trace_begin("environment made");
-	ret = make_env(&env, line, err);
+	ret = env_make(&env, line, err);
 	trace_end("environment made", env.len);
 	config.env = env.p;
 	config.env_len = (uint32_t)env.len;
@@ -251,7 +211,7 @@ static int thaw(struct ctl *ctl, const json_t *line, struct vm_files *files, str
 		config.first_fd = take_sent_fd(ctl);
 		ret = vm_thaw(vm, ctl->source, &config, err);
 	}
-	free(env.p);
+	env_free(&env);
 	if (ret < 0)
 		return ret;
 	if (!json_is_true(json_object_get(line, "paused"))) {

@@ -111,8 +111,10 @@ class Vmm:
             self.process = self._start(child, program, *args, env=env)
 
     def _start(self, child: socket.socket, program: Path, *args: str, env: dict[str, str] | None):
-        return subprocess.Popen([program, "--control-fd", str(child.fileno()), *args], pass_fds=[child.fileno()],
-                                stderr=subprocess.PIPE, env=env)
+        level = os.environ.get("THAWBOX_ISOLATION")  # as the command takes it: a sanitizer's log is out of reach in a jail
+        isolation = ["--isolation", level] if level else []
+        return subprocess.Popen([program, "--control-fd", str(child.fileno()), *isolation, *args],
+                                pass_fds=[child.fileno()], stderr=subprocess.PIPE, env=env)
 
     def __enter__(self) -> Vmm:
         return self
