@@ -10,6 +10,7 @@ VARIANT ?= release
 
 # Everything that is needed from Debian 12, in one place: to build and run, then to test.
 PACKAGES_RUN = gcc make libc6-dev liburing-dev libfdt-dev libjansson-dev libedit-dev libxxhash-dev \
+	libmicrohttpd-dev nettle-dev zlib1g-dev \
 	linux-source-6.12 flex bison bc libelf-dev libssl-dev xz-utils zstd lz4 bzip2 gzip gdb cpio \
 	mmdebstrap erofs-utils e2fsprogs python3-dev python3-matplotlib python3-numpy
 PACKAGES_CHECK = clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev libcriterion-dev \
@@ -47,7 +48,10 @@ LDFLAGS = -pie -pthread -Wl,-z,relro,-z,now,-z,noexecstack $(filter -fsanitize=%
 # All but libc is linked in: each shared library costs a start 0.1 to 0.2 ms, and one sandbox is two starts.
 # (liburing 2.3 must be: its shared library lacks calls that the archive has.)
 LIBS_vmm = -l:liburing.a -l:libfdt.a -l:libjansson.a
-LIBS_api = -l:libjansson.a -l:libedit.a -l:libtinfo.a -l:libbsd.a -l:libmd.a -l:libxxhash.a
+LIBS_api = -l:libjansson.a -l:libnettle.a -l:libedit.a -l:libtinfo.a -l:libbsd.a -l:libmd.a -l:libxxhash.a
+
+# The daemon is started once: libmicrohttpd brings GnuTLS, which is a shared library alone.
+LIBS_daemon = $(LIBS_api) -l:liburing.a -l:libz.a -lmicrohttpd
 
 # ---- what is built -------------------------------------------------------------------------------
 
@@ -59,15 +63,17 @@ CORE = $(call library,core)
 DEVICES = $(call library,devices)
 VMM = $(call library,vmm)
 API = $(call library,api)
+DAEMON = $(call library,api/daemon)
 INIT = $(call library,guest/init)
 
 PROGRAMS = $(if $(wildcard vmm/main.c),$(B)/thawbox-vmm) $(if $(wildcard api/main.c),$(B)/thawbox) \
+	$(if $(wildcard api/daemon/main.c),$(B)/thawboxd) \
 	$(if $(wildcard bench/thaw.c),$(B)/thaw) $(if $(wildcard guest/init/*.c),$(B)/init)
-UNIT = $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/*/test_*.c))
+UNIT = $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/*/test_*.c tests/unit/api/daemon/test_*.c))
 FUZZ = $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
-C_DIRS = core devices vmm api guest/init bench
+C_DIRS = core devices vmm api api/daemon guest/init bench
 C_FILES = $(foreach d,$(C_DIRS),$(wildcard $(d)/*.[ch]))
-FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/fuzz/*.[ch] \
+FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/unit/api/daemon/*.[ch] tests/fuzz/*.[ch] \
 	tests/tools/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
@@ -85,7 +91,7 @@ help:
 build: programs
 	$(if $(wildcard bench/thaw.c),$(Q)ln -sf $(abspath $(B)/thaw) bench/thaw)
 
-programs: $(PROGRAMS) $(CORE) $(DEVICES) $(VMM) $(API) $(INIT)
+programs: $(PROGRAMS) $(CORE) $(DEVICES) $(VMM) $(API) $(DAEMON) $(INIT)
 
 $(B)/thawbox-vmm: $(call objects,vmm/main.c) $(VMM) $(DEVICES) $(CORE)
 	$(call say,LINK,$@)
@@ -102,13 +108,17 @@ $(B)/thaw: $(call objects,$(wildcard bench/*.c)) $(API) $(B)/libcore.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_api)
 
+$(B)/thawboxd: $(call objects,api/daemon/main.c) $(DAEMON) $(API) $(B)/libcore.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_daemon)
+
 # Static: it is the only program of the guest's root image that must not depend on anything in there.
 $(B)/init: $(call objects,$(wildcard guest/init/*.c))
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(if $(filter asan tsan,$(VARIANT)),$(LDFLAGS),-static -no-pie) -o $@ $^ -l:libjansson.a
 
 # A change of flags rebuilds what was made with others.
-FLAGS = $(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS) $(LIBS_vmm) $(LIBS_api))
+FLAGS = $(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS) $(LIBS_vmm) $(LIBS_daemon))
 $(B)/flags: FORCE
 	$(Q)mkdir -p $(@D)
 	$(Q)echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' >$@
@@ -127,10 +137,12 @@ LAYERS_core = $(CORE)
 LAYERS_devices = $(DEVICES) $(CORE)
 LAYERS_vmm = $(VMM) $(DEVICES) $(CORE)
 LAYERS_api = $(API) $(B)/libcore.a
+LAYERS_api/daemon = $(DAEMON) $(API) $(B)/libcore.a
 LAYERS_guest = $(INIT)
 LIBS_core = -l:liburing.a
 LIBS_devices = -l:liburing.a
 LIBS_guest = -l:libjansson.a
+LIBS_api/daemon = $(LIBS_daemon)
 
 define unit_rules
 $(B)/unit/$(1)/test_%: $(B)/obj/tests/unit/$(1)/test_%.o $(LAYERS_$(1))
@@ -138,7 +150,7 @@ $(B)/unit/$(1)/test_%: $(B)/obj/tests/unit/$(1)/test_%.o $(LAYERS_$(1))
 	$$(Q)mkdir -p $$(@D)
 	$$(Q)$$(CC) $$(LDFLAGS) -o $$@ $$^ $$(LIBS_$(1)) -lcriterion
 endef
-$(foreach d,core devices vmm api guest,$(eval $(call unit_rules,$(d))))
+$(foreach d,core devices vmm api api/daemon guest,$(eval $(call unit_rules,$(d))))
 
 WANTED = $(if $(T),$(filter %/test_$(T),$(UNIT)),$(UNIT))
 unit-programs: $(WANTED)
@@ -208,7 +220,7 @@ format-check:
 ## lint          clang-tidy over all C files, warnings are errors (analyze: gcc -fanalyzer)
 lint: $(patsubst %.c,$(BUILD)/lint/%.ok,$(filter %.c,$(C_FILES)))
 	@echo "lint: $(words $^) files"
-$(BUILD)/lint/%.ok: %.c .clang-tidy $(wildcard */*.h guest/init/*.h)
+$(BUILD)/lint/%.ok: %.c .clang-tidy $(wildcard */*.h api/daemon/*.h guest/init/*.h)
 	$(call say,TIDY,$<)
 	$(Q)mkdir -p $(@D)
 	$(Q)clang-tidy-14 --quiet --warnings-as-errors='*' $< -- \
@@ -227,8 +239,8 @@ fuzz:
 fuzz-programs: $(FUZZ:%=$(BUILD)/fuzz/fuzz_%)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/obj/tests/fuzz/fuzz_%.o $(BUILD)/fuzz/liball.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS_vmm) $(LIBS_api)
-$(BUILD)/fuzz/liball.a: $(VMM) $(DEVICES) $(API) $(CORE)
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS_vmm) $(LIBS_daemon)
+$(BUILD)/fuzz/liball.a: $(VMM) $(DEVICES) $(API) $(DAEMON) $(CORE)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
 ## size          fails when the monitor's text and data exceed 400 KiB
