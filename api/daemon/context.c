@@ -52,7 +52,7 @@ char *context_env_code(const json_t *env)
 
 static const char restore_code[] =
 	"(lambda o: [o.environ.__setitem__(k, v) if v is not None else o.environ.pop(k, None) for "
-        "k, v "
+	"k, v "
 	"in o.__dict__.pop('_thawbox_env', {}).items()])(__import__('os'))";
 
 /* Runs one; false: there is none to run. */

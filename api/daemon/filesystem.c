@@ -298,6 +298,7 @@ const struct route envd_routes[] = {
 	{ "POST", "/process.Process/Connect", process_connect, 0, 0 },
 	{ "POST", "/process.Process/List", process_list, 0, 0 },
 	{ "POST", "/process.Process/SendInput", process_send_input, 4u << 20, 0 },
+	{ "POST", "/process.Process/StreamInput", process_stream_input, 0, ROUTE_STREAMS },
 	{ "POST", "/process.Process/CloseStdin", process_close_stdin, 0, 0 },
 	{ "POST", "/process.Process/SendSignal", process_send_signal, 0, 0 },
 	{ "POST", "/process.Process/Update", process_update, 0, 0 },

@@ -42,7 +42,7 @@ static const char more[] =
 	"Clients find it by three variables (`thawbox up` starts it and prints them):\n"
 	"  export E2B_API_URL=http://127.0.0.1:8429 E2B_SANDBOX_URL=http://127.0.0.1:8429\n"
 	"  export E2B_API_KEY=e2b_0000000000000000000000000000000000000000   # any, where there "
-        "are no "
+	"are no "
 	"keys\n"
 	"\n"
 	"Examples:\n"
@@ -53,7 +53,7 @@ static const char more[] =
 	"  thawboxd --template code-interpreter --template geo --pool 4\n"
 	"\n"
 	"SIGTERM and SIGINT stop it: at once, or when the sandboxes have ended, for at most "
-        "--grace; "
+	"--grace; "
 	"a second\n"
 	"signal ends them. SIGHUP reads the keys again. GET /health, GET /metrics (Prometheus).\n"
 	"When it is killed, its sandboxes end with it. docs/e2b.md tells what of E2B it offers.\n";

@@ -5,7 +5,6 @@
 #include "api/daemon/envd.h"
 #include "api/daemon/rpc.h"
 #include "api/daemon/text.h"
-#include "api/show.h"
 #include "core/own.h"
 
 #include <ctype.h>
@@ -17,19 +16,6 @@
 #define CHUNK_BYTES   (32u << 10)
 #define PROCESSES_MAX 256u /* of a box */
 
-struct process {
-	struct node node; /* of the box's */
-	struct box *box;
-	struct guest_stream stream;
-	json_int_t pid; /* 0: it has not started yet */
-	json_t *config; /* {"cmd","args","envs","cwd"} */
-	char tag[64];
-	bool is_pty, has_stdin;
-	struct loop_op deadline_op;
-	struct node watchers;
-	struct node inputs; /* requests that wait until it has taken what it was given */
-};
-
 /* A client that reads its events. */
 struct watcher {
 	struct node node;
@@ -38,13 +24,6 @@ struct watcher {
 	struct loop_op keepalive_op, deadline_op;
 	unsigned keepalive_s;
 	bool has_said; /* something since the last look */
-};
-
-/* One that waits for room. */
-struct input {
-	struct node node;
-	struct process *process;
-	struct request *req;
 };
 
 static struct loop *loop_of(struct process *p)
@@ -154,23 +133,11 @@ static struct watcher *watch(struct process *p, struct request *req, uint64_t ti
 
 /* --- a process's life ---------------------------------------------------------------------------------- */
 
-static void answer_inputs(struct process *p)
-{
-	while (!list_is_empty(&p->inputs)) {
-		struct input *input = container_of(p->inputs.next, struct input, node);
-		struct request *req = input->req;
-
-		list_remove(&input->node);
-		free(input);
-		rpc_reply(req, json_object());
-	}
-}
-
 /* Those who still watch have been told, or are cut now. */
 static void process_free(struct process *p)
 {
 	guest_close(&p->stream);
-	answer_inputs(p);
+	process_input_end(p);
 	while (!list_is_empty(&p->watchers)) {
 		struct watcher *w = container_of(p->watchers.next, struct watcher, node);
 		struct request *req = w->req;
@@ -320,7 +287,7 @@ static void on_closed(struct guest_stream *s, const struct err *why)
 
 static void on_drained(struct guest_stream *s)
 {
-	answer_inputs(container_of(s, struct process, stream));
+	process_input_drained(container_of(s, struct process, stream));
 }
 
 static const struct guest_ops process_ops = { .frame = on_frame,
@@ -451,8 +418,7 @@ void process_start(struct request *req)
 
 /* --- the others ---------------------------------------------------------------------------------------- */
 
-/* The one that {"process":{"pid":N}} or {"tag":"x"} names, or NULL. */
-static struct process *find(const struct box *box, const json_t *message)
+struct process *process_find(const struct box *box, const json_t *message)
 {
 	const json_t *selector = json_object_get(message, "process");
 	json_int_t pid = json_integer_value(json_object_get(selector, "pid"));
@@ -468,29 +434,16 @@ static struct process *find(const struct box *box, const json_t *message)
 	return NULL;
 }
 
-static const char no_process[] = "process not found: it has ended, or was never started here";
-
-/* The message and the process it names. NULL: it is answered. */
-static struct process *named(struct request *req, json_t **message)
-{
-	struct process *p = NULL;
-
-	*message = rpc_message(req);
-	if (*message && !(p = find(req->box, *message)))
-		rpc_fail(req, RPC_NOT_FOUND, no_process);
-	return p;
-}
-
 void process_connect(struct request *req)
 {
 	json_t *message = rpc_is_stream(req) ? rpc_message(req) : NULL;
-	struct process *p = message ? find(req->box, message) : NULL;
+	struct process *p = message ? process_find(req->box, message) : NULL;
 	struct watcher *w;
 
 	if (message)
 		rpc_begin(req);
 	if (message && !p)
-		rpc_end_fail(req, RPC_NOT_FOUND, no_process);
+		rpc_end_fail(req, RPC_NOT_FOUND, PROCESS_NOT_FOUND);
 	if (p && (w = watch(p, req, rpc_timeout_ms(req))))
 		say(w, json_pack("{s:{s:I}}", "start", "pid", p->pid));
 	json_decref(message);
@@ -512,109 +465,5 @@ void process_list(struct request *req)
 	if (message)
 		rpc_reply(req, json_pack("{s:O}", "processes", list));
 	json_decref(list);
-	json_decref(message);
-}
-
-static void on_input_gone(struct request *req)
-{
-	struct input *input = req->ctx;
-
-	list_remove(&input->node);
-	free(input);
-}
-
-static const struct request_ops input_ops = { .gone = on_input_gone };
-
-/* Answers when there is room for more: a client that waits for its answers cannot send without bound. */
-static void answer_input(struct process *p, struct request *req)
-{
-	struct input *input = guest_has_room(&p->stream) ? NULL : calloc(1, sizeof(*input));
-
-	if (!input) {
-		rpc_reply(req, json_object());
-		return;
-	}
-	*input = (struct input){ .process = p, .req = req };
-	list_append(&p->inputs, &input->node);
-	req->ctx = input;
-	req->ops = &input_ops;
-}
-
-void process_send_input(struct request *req)
-{
-	json_t *message;
-	struct process *p = named(req, &message);
-	const json_t *input = json_object_get(message, "input");
-	const char *text = text_member(input, p && p->is_pty ? "pty" : "stdin");
-	own_free char *data = text ? strdup(text) : NULL;
-	ssize_t n = data ? show_base64(data, strlen(data)) : -1;
-
-	json_decref(message);
-	if (!p)
-		return;
-	if (!text || !p->has_stdin) {
-		rpc_fail(req, RPC_INTERNAL, "error writing to %s: stdin not enabled or closed",
-		         p->is_pty ? "pty" : "stdin");
-	} else if (n < 0) {
-		rpc_fail(req, RPC_INVALID_ARGUMENT, "input is not base64");
-	} else if (p->stream.s.out.len - p->stream.s.out.pos > 16 * GUEST_QUEUE_BYTES) {
-		rpc_fail(req, RPC_RESOURCE_EXHAUSTED,
-		         "the process has not read what it was sent before");
-	} else {
-		guest_send(&p->stream, FRAME_DATA, data, (size_t)n);
-		answer_input(p, req);
-	}
-}
-
-void process_close_stdin(struct request *req)
-{
-	json_t *message;
-	struct process *p = named(req, &message);
-
-	json_decref(message);
-	if (!p)
-		return;
-	if (p->is_pty) {
-		rpc_fail(req, RPC_UNKNOWN, "a terminal has no end of input: send Ctrl-D");
-		return;
-	}
-	if (p->has_stdin)
-		guest_send(&p->stream, FRAME_END, NULL, 0);
-	p->has_stdin = false;
-	rpc_reply(req, json_object());
-}
-
-void process_send_signal(struct request *req)
-{
-	json_t *message;
-	struct process *p = named(req, &message);
-	const char *name = text_member(message, "signal");
-	int sig = name && !strcmp(name, "SIGNAL_SIGKILL")   ? SIGKILL
-	          : name && !strcmp(name, "SIGNAL_SIGTERM") ? SIGTERM
-	                                                    : 0;
-
-	if (p && !sig) {
-		rpc_fail(req, RPC_INVALID_ARGUMENT, "signal is SIGNAL_SIGKILL or SIGNAL_SIGTERM");
-	} else if (p) {
-		guest_send_json(&p->stream, json_pack("{s:s, s:i}", "op", "signal", "signal", sig));
-		rpc_reply(req, json_object());
-	}
-	json_decref(message);
-}
-
-void process_update(struct request *req)
-{
-	json_t *message;
-	struct process *p = named(req, &message);
-	const json_t *size = json_object_get(json_object_get(message, "pty"), "size");
-
-	if (p && !p->is_pty) {
-		rpc_fail(req, RPC_INVALID_ARGUMENT, "the process has no terminal");
-	} else if (p) {
-		guest_send_json(&p->stream, json_pack("{s:s, s:O*, s:O*}", "op", "resize", "rows",
-		                                      json_object_get(size, "rows"), "cols",
-		                                      json_object_get(size, "cols")));
-		rpc_reply(req, json_object());
-	}
 	json_decref(message);
 }

@@ -6,13 +6,16 @@
 #include "api/show.h"
 #include "core/own.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
-#define ENVELOPE_HEAD 5u
-#define KEEPALIVE_S   90u
+#define ENVELOPE_HEAD   5u
+#define ENVELOPE_PACKED 1u
+#define ENVELOPE_LAST   2u
+#define KEEPALIVE_S     90u
 
 static const struct {
 	const char *name;
@@ -98,24 +101,31 @@ bool rpc_is_stream(struct request *req)
 	return false;
 }
 
-/* The one envelope of a stream's request: the whole body. */
-static bool open_envelope(struct request *req, const uint8_t **data, size_t *len)
+int rpc_take_envelope(struct bytes *in, const void **data, size_t *len)
 {
-	const uint8_t *p = req->body.p;
-	size_t n;
+	for (;;) {
+		const uint8_t *p = in->p + in->pos;
+		size_t held = in->len - in->pos, n;
 
-	if (req->body.len < ENVELOPE_HEAD || p[0])
-		return false;
-	n = (size_t)p[1] << 24 | (size_t)p[2] << 16 | (size_t)p[3] << 8 | p[4];
-	*data = p + ENVELOPE_HEAD;
-	*len = n;
-	return n == req->body.len - ENVELOPE_HEAD;
+		if (held < ENVELOPE_HEAD)
+			return 0;
+		n = (size_t)p[1] << 24 | (size_t)p[2] << 16 | (size_t)p[3] << 8 | p[4];
+		if (p[0] & ENVELOPE_PACKED || n > RPC_MESSAGE_MAX)
+			return -EPROTO;
+		if (held < ENVELOPE_HEAD + n)
+			return 0;
+		in->pos += ENVELOPE_HEAD + n;
+		*data = p + ENVELOPE_HEAD;
+		*len = n;
+		if (!(p[0] & ENVELOPE_LAST))
+			return 1;
+	}
 }
 
 json_t *rpc_message(struct request *req)
 {
 	bool is_stream = has_type(req, "application/connect+json");
-	const uint8_t *data = req->body.p;
+	const void *data = req->body.p;
 	size_t len = req->body.len;
 	json_t *message;
 
@@ -125,7 +135,8 @@ json_t *rpc_message(struct request *req)
 		            "application/connect+json: other codecs are not spoken here");
 		return NULL;
 	}
-	if (is_stream && !open_envelope(req, &data, &len))
+	if (is_stream && (rpc_take_envelope(&req->body, &data, &len) != 1 ||
+	                  req->body.pos < req->body.len)) /* one message, and no more */
 		len = 0;
 	message = frame_json(data, len);
 	if (!message && is_stream) {
@@ -207,7 +218,7 @@ void rpc_send(struct request *req, json_t *message)
 
 void rpc_end(struct request *req)
 {
-	send_envelope(req, 2, json_object());
+	send_envelope(req, ENVELOPE_LAST, json_object());
 	reply_end(req);
 }
 
@@ -219,6 +230,6 @@ void rpc_end_fail(struct request *req, enum rpc_code code, const char *fmt, ...)
 	va_start(ap, fmt);
 	json = error_json(code, fmt, ap);
 	va_end(ap);
-	send_envelope(req, 2, json_pack("{s:o}", "error", json));
+	send_envelope(req, ENVELOPE_LAST, json_pack("{s:o}", "error", json));
 	reply_end(req);
 }

@@ -31,6 +31,13 @@ enum rpc_code {
 /* The message of a request, unary or the one of a stream: a new reference, or NULL and it is answered. */
 json_t *rpc_message(struct request *req);
 
+/*
+ * The next envelope out of what has arrived of a stream: 1, and *data lives until `in` changes; 0: not all of it
+ * is here; -EPROTO: it is compressed, or over RPC_MESSAGE_MAX. An end-of-stream envelope is skipped.
+ */
+#define RPC_MESSAGE_MAX (4u << 20)
+NODISCARD int rpc_take_envelope(struct bytes *in, const void **data, size_t *len);
+
 void rpc_reply(struct request *req, json_t *message); /* stolen */
 void rpc_fail(struct request *req, enum rpc_code code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
