@@ -84,6 +84,12 @@ struct box *box_find(struct daemon *daemon, const char *id)
 	return NULL;
 }
 
+void daemon_check_stop(struct daemon *daemon)
+{
+	if (daemon->is_stopping && !daemon->nr_boxes)
+		loop_stop(&daemon->loop);
+}
+
 /* --- its end ------------------------------------------------------------------------------------- */
 
 static void box_free(struct box *box)

@@ -427,8 +427,8 @@ void reply_end(struct request *req)
 
 static int start(struct http *http, const struct http_spec *spec)
 {
-	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
-	                 MHD_USE_ITC | (spec->tls_cert ? MHD_USE_TLS : 0u);
+	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC |
+	                 (spec->tls_cert ? MHD_USE_TLS : 0u);
 	struct MHD_OptionItem tls[] = {
 		{ MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)spec->tls_cert },
 		{ MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)spec->tls_key },

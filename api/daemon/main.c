@@ -60,12 +60,6 @@ static const char more[] =
 
 /* --- stopping ------------------------------------------------------------------------------------------ */
 
-void daemon_check_stop(struct daemon *daemon)
-{
-	if (daemon->is_stopping && !daemon->nr_boxes)
-		loop_stop(&daemon->loop);
-}
-
 static void end_boxes(struct daemon *daemon)
 {
 	while (!list_is_empty(&daemon->boxes))

@@ -211,7 +211,7 @@ def test_many_files(sandbox):
 
 def test_large_file(sandbox):
     """Larger than every buffer on the way, both ways, plain and packed."""
-    data = bytes(range(256)) * 4096 * 24
+    data = bytes(range(256)) * 4096 * 3
     sandbox.files.write("big", io.BytesIO(data), request_timeout=120)
     assert sandbox.files.get_info("big").size == len(data)
     assert bytes(sandbox.files.read("big", format="bytes", request_timeout=120)) == data
