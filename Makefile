@@ -13,7 +13,7 @@ PACKAGES_RUN = gcc make libc6-dev liburing-dev libfdt-dev libjansson-dev libedit
 	libmicrohttpd-dev nettle-dev zlib1g-dev \
 	linux-source-6.12 flex bison bc libelf-dev libssl-dev xz-utils zstd lz4 bzip2 gzip gdb cpio \
 	mmdebstrap erofs-utils e2fsprogs python3-dev python3-matplotlib python3-numpy
-PACKAGES_CHECK = clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev libcriterion-dev \
+PACKAGES_CHECK = python3-venv clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev libcriterion-dev \
 	python3-pytest python3-ipython python3-pandas python3-scipy python3-pil python3-requests strace
 
 PYTHON = /usr/bin/python3
@@ -77,7 +77,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 	tests/tools/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	unit unit-asan e2e test-guest test-bench layers headers mirror format format-check lint analyze size tsan hwkvm \
+	unit unit-asan e2e e2b test-guest test-bench layers headers mirror format format-check lint analyze size tsan hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -255,6 +255,22 @@ e2e: build
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
 
+# Pinned SDKs of E2B, from PyPI and npm, kept beside the guest's images under a hash of what is pinned.
+E2B_PY = $(OUT)/e2b/python-$(shell sha256sum tests/e2b/requirements.txt | cut -c1-12)
+E2B_JS = $(OUT)/e2b/node-$(shell cat tests/e2b/js/package*.json | sha256sum | cut -c1-12)
+$(E2B_PY)/ready: tests/e2b/requirements.txt
+	$(call say,PIP,$(E2B_PY))
+	$(Q)$(PYTHON) -m venv $(E2B_PY) && $(E2B_PY)/bin/pip install -q --disable-pip-version-check -r $< && touch $@
+$(E2B_JS)/ready: tests/e2b/js/package.json tests/e2b/js/package-lock.json
+	$(call say,NPM,$(E2B_JS))
+	$(Q)mkdir -p $(E2B_JS) && cp tests/e2b/js/package*.json $(E2B_JS) && \
+		npm ci --silent --no-audit --no-fund --prefix $(E2B_JS) && touch $@
+
+## e2b           E2B's SDKs, unchanged, against a real thawboxd (needs /dev/kvm and the template); K=expression
+e2b: build $(E2B_PY)/ready $(if $(shell command -v npm),$(E2B_JS)/ready)
+	$(Q)THAWBOX_BIN=$(abspath $(B)) E2B_JS=$(abspath $(E2B_JS)) $(E2B_PY)/bin/python -m pytest -q -rsx \
+		-p no:cacheprovider tests/e2b $(if $(K),-k '$(K)')
+
 ## test-bench    tests of the benchmarks' programs: statistics, options, small real runs
 test-bench: build
 	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/bench $(if $(K),-k '$(K)')
@@ -285,7 +301,10 @@ DEST = $(DESTDIR)$(PREFIX)
 ## install       DESTDIR and PREFIX (/usr/local) are honoured; uninstall removes it
 install: build
 	install -D -m 755 $(B)/thawbox $(DEST)/bin/thawbox
+	install -D -m 755 $(B)/thawboxd $(DEST)/bin/thawboxd
 	install -D -m 755 $(B)/thawbox-vmm $(DEST)/libexec/thawbox/thawbox-vmm
+	for u in service socket; do mkdir -p $(DEST)/lib/systemd/system && \
+		sed 's|@PREFIX@|$(PREFIX)|' examples/systemd/thawboxd.$$u >$(DEST)/lib/systemd/system/thawboxd.$$u; done
 	for d in guest/init guest/python guest/rootfs guest/templates/code-interpreter; do \
 		for f in $$(git ls-files $$d); do \
 			install -D -m $$([ -x $$f ] && echo 755 || echo 644) $$f $(DEST)/share/thawbox/$$f; \
@@ -296,7 +315,7 @@ install: build
 	for m in $(wildcard docs/*.1); do install -D -m 644 $$m $(DEST)/share/man/man1/$${m##*/}; done
 
 uninstall:
-	rm -f $(DEST)/bin/thawbox $(DEST)/share/man/man1/thawbox*.1
+	rm -f $(DEST)/bin/thawbox $(DEST)/bin/thawboxd $(DEST)/lib/systemd/system/thawboxd.* $(DEST)/share/man/man1/thawbox*.1
 	rm -rf $(DEST)/libexec/thawbox $(DEST)/share/thawbox
 
 ## clean         removes build/ (out/, with kernel and root image, stays: make clean-all)
