@@ -12,8 +12,9 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define SILENT_NS ((uint64_t)30000000000) /* for a cell of ours */
-#define CHANGE_MS 150000                  /* the agent itself gives up after two minutes */
+#define SILENT_NS \
+	((uint64_t)120000000000) /* for a cell of ours: the first of a fresh interpreter may be slow */
+#define CHANGE_MS 150000         /* the agent itself gives up after two minutes */
 
 static void advance(struct context *ctx);
 

@@ -13,6 +13,8 @@
 
 #define KEEPALIVE_NS ((uint64_t)5000000000)
 #define CODE_MAX     (16u << 20)
+#define LINE_NS      ((uint64_t)50000000) /* how long the beginning of a line waits for its end */
+#define LINE_MAX     (64u << 10)
 
 /* --- lines --------------------------------------------------------------------------------------------- */
 
@@ -95,12 +97,14 @@ struct execution {
 	unsigned count; /* that was told */
 	bool has_said;  /* something since the last look */
 	struct loop_op keepalive_op;
-	struct bytes tail[2]; /* of stdout and stderr: the beginning of a character */
+	struct bytes tail[2]; /* of stdout and stderr: the beginning of a line, or of a character */
+	struct loop_op line_op;
 };
 
 static void execution_free(struct execution *x)
 {
 	(void)loop_reap(x->req->http->loop, &x->keepalive_op);
+	(void)loop_reap(x->req->http->loop, &x->line_op);
 	bytes_free(&x->tail[0]);
 	bytes_free(&x->tail[1]);
 	json_decref(x->run.env);
@@ -157,24 +161,55 @@ static void on_started(struct run *run, unsigned count)
 	say_count(container_of(run, struct execution, run), count);
 }
 
+/* Says what is held of a stream; `all`: also a character that is not complete. */
+static void say_tail(struct execution *x, enum frame_type type, bool all)
+{
+	struct bytes *tail = &x->tail[type == FRAME_STDERR];
+	size_t open = all ? 0 : interpreter_open_tail(tail->p, tail->len), said = tail->len - open;
+
+	if (!said)
+		return;
+	say_text(x, type == FRAME_STDERR ? "stderr" : "stdout", tail->p, said);
+	memmove(tail->p, tail->p + said, open);
+	tail->len = open;
+}
+
+static void say_tails(struct execution *x, bool all)
+{
+	say_tail(x, FRAME_STDOUT, all);
+	say_tail(x, FRAME_STDERR, all);
+}
+
+static void on_line_timer(struct loop_op *op, int res)
+{
+	if (res != -ECANCELED)
+		say_tails(container_of(op, struct execution, line_op), false);
+}
+
+/*
+ * A print() may arrive in pieces, as its text and its newline are written apart: clients shall see it as one. So
+ * the beginning of a line waits a little for the rest, and never longer than for what comes behind it.
+ */
 static void on_output(struct run *run, enum frame_type type, const void *data, size_t len)
 {
 	struct execution *x = container_of(run, struct execution, run);
 	struct bytes *tail = &x->tail[type == FRAME_STDERR];
-	size_t open;
 
-	/* What was left over comes first; what is left over now waits. */
-	if (bytes_append(tail, data, len))
+	say_tail(x, type == FRAME_STDERR ? FRAME_STDOUT : FRAME_STDERR, false);
+	if (!len || bytes_append(tail, data, len))
 		return;
-	open = interpreter_open_tail(tail->p, tail->len);
-	say_text(x, type == FRAME_STDERR ? "stderr" : "stdout", tail->p, tail->len - open);
-	memmove(tail->p, tail->p + tail->len - open, open);
-	tail->len = open;
+	if (tail->p[tail->len - 1] == '\n' || tail->len > LINE_MAX)
+		say_tail(x, type, false);
+	else if (!x->line_op.busy)
+		loop_timer(x->req->http->loop, &x->line_op, LINE_NS);
 }
 
 static void on_display(struct run *run, const json_t *display)
 {
-	say(container_of(run, struct execution, run), interpreter_result(display));
+	struct execution *x = container_of(run, struct execution, run);
+
+	say_tails(x, false);
+	say(x, interpreter_result(display));
 }
 
 static void say_error(struct execution *x, const json_t *error)
@@ -216,8 +251,7 @@ static void on_done(struct run *run, enum cell_end end, const json_t *result)
 	struct request *req = x->req;
 
 	x->run.context = NULL; /* nothing of it is to be paused any more */
-	say_text(x, "stdout", x->tail[0].p, x->tail[0].len);
-	say_text(x, "stderr", x->tail[1].p, x->tail[1].len);
+	say_tails(x, true);
 	say_cut(x, json_object_get(result, "cut"));
 	if (count > 0 && (unsigned)count != x->count)
 		say_count(x, (unsigned)count);
@@ -326,6 +360,7 @@ static void start(struct request *req, json_t *body, struct context *ctx)
 		                     .max_output = opts->max_output,
 		                     .timeout_ns = opts->cell_timeout_ns };
 	x->keepalive_op.done = on_keepalive;
+	x->line_op.done = on_line_timer;
 	req->ctx = x;
 	req->ops = &execute_ops;
 	reply_stream(req, 200, "application/x-ndjson");

@@ -4,6 +4,7 @@
 #include "api/agent.h"
 #include "api/daemon/box.h"
 #include "api/daemon/daemon.h"
+#include "api/daemon/journal.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -58,6 +59,8 @@ static void lost(struct kernel *k)
 static void end_box(struct kernel *k, const char *why)
 {
 	(void)loop_reap(loop_of(k), &k->timer_op);
+	k->box->daemon->counters.ended_lost++;
+	journal_event(LOG_LVL_WARN, k->box->id, "ended: %s", why);
 	box_end(k->box, why);
 }
 

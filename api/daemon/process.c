@@ -329,6 +329,7 @@ static void on_deadline(struct loop_op *op, int res)
 
 	if (res == -ECANCELED)
 		return;
+	p->is_killed = true;
 	guest_send_json(&p->stream, json_pack("{s:s, s:i}", "op", "signal", "signal", SIGKILL));
 	box_log(p->box, "process %lld: its deadline has passed", (long long)p->pid);
 	while (!list_is_empty(&p->watchers))
@@ -428,7 +429,7 @@ struct process *process_find(const struct box *box, const json_t *message)
 	{
 		struct process *p = container_of(node, struct process, node);
 
-		if (p->pid && (tag ? !strcmp(p->tag, tag) : p->pid == pid))
+		if (p->pid && !p->is_killed && (tag ? !strcmp(p->tag, tag) : p->pid == pid))
 			return p;
 	}
 	return NULL;
@@ -457,7 +458,7 @@ void process_list(struct request *req)
 	{
 		const struct process *p = container_of(node, struct process, node);
 
-		if (p->pid)
+		if (p->pid && !p->is_killed)
 			json_array_append_new(list, json_pack("{s:O, s:I, s:s*}", "config",
 			                                      p->config, "pid", p->pid, "tag",
 			                                      *p->tag ? p->tag : NULL));

@@ -27,6 +27,7 @@ struct process {
 	json_t *config; /* {"cmd","args","envs","cwd"} */
 	char tag[64];
 	bool is_pty, has_stdin;
+	bool is_killed; /* its deadline has passed: its client was told that it is gone */
 	struct loop_op deadline_op;
 	struct node watchers; /* who read its events */
 	struct node inputs;   /* who wait until it has taken what they gave it, or give it more */

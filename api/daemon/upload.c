@@ -20,7 +20,8 @@ struct part {
 	struct node node; /* in the order of the request */
 	struct upload *upload;
 	struct guest_stream stream;
-	char *path;     /* as the client wrote it */
+	char *path; /* as the client wrote it */
+	bool has_bytes;
 	json_t *result; /* NULL so far */
 };
 
@@ -207,8 +208,10 @@ static void begin_part(struct upload *u, const char *path)
 
 static void add(struct upload *u, const void *data, size_t len)
 {
-	if (u->part && !u->status)
-		guest_send(&u->part->stream, FRAME_DATA, data, len);
+	if (!u->part || u->status || !len)
+		return;
+	u->part->has_bytes = true;
+	guest_send(&u->part->stream, FRAME_DATA, data, len);
 }
 
 static bool has_room(struct upload *u)
@@ -283,33 +286,35 @@ void upload_decode_name(char *name)
 	*to = '\0';
 }
 
+/* MHD may tell the beginning of a part twice, when the first piece had no byte. */
+static void begin_named_part(struct upload *u, const char *filename)
+{
+	char *name = u->path ? strdup(u->path) : filename ? strdup(filename) : NULL;
+
+	if (name && !u->path)
+		upload_decode_name(name);
+	if (!name)
+		fail(u, 400, "a part has no filename, and the query no path");
+	else if (!u->part || u->part->has_bytes || strcmp(u->part->path, name) != 0)
+		begin_part(u, name);
+	free(name);
+}
+
 /* A piece of a part: MHD_PostDataIterator. */
 static enum MHD_Result on_piece(void *cls, enum MHD_ValueKind kind, const char *key,
                                 const char *filename, const char *type, const char *encoding,
                                 const char *data, uint64_t off, size_t size)
 {
 	struct upload *u = cls;
-	char *name;
-
 	(void)kind;
 	(void)type;
 	(void)encoding;
 	if (u->status)
 		return MHD_YES;
-	if (!off) {
+	if (!off && key && !strcmp(key, "file"))
+		begin_named_part(u, filename);
+	else if (!off)
 		end_part(u);
-		if (!key || strcmp(key, "file") != 0)
-			return MHD_YES;
-		if (!filename && !u->path) {
-			fail(u, 400, "a part has no filename, and the query no path");
-			return MHD_YES;
-		}
-		name = strdup(u->path ? u->path : filename);
-		if (name && !u->path)
-			upload_decode_name(name);
-		begin_part(u, name ? name : "");
-		free(name);
-	}
 	add(u, data, size);
 	return MHD_YES;
 }
