@@ -10,7 +10,8 @@ import time
 
 import pytest
 from conftest import BIN, GUARD_S, KEY, Daemon
-from e2b import AuthenticationException, RateLimitException, SandboxException
+from e2b import AuthenticationException, RateLimitException
+from e2b.exceptions import ServiceBusyException
 from e2b_code_interpreter import Sandbox
 
 
@@ -126,12 +127,14 @@ def test_slow_client_makes_nothing_grow(daemon, sandbox):
         client.sendall((f"POST /process.Process/Start HTTP/1.1\r\nHost: x\r\n{head}Content-Type: application/connect+json\r\n"
                         f"Content-Length: {len(body) + 5}\r\n\r\n").encode() + bytes(1) + len(body).to_bytes(4, "big") + body)
         assert client.recv(12) == b"HTTP/1.1 200"
-        time.sleep(8)  # for the guest to write as much as it can
-        sample = sandbox.get_metrics()[0]
-        time.sleep(4)
-        idle = sandbox.get_metrics()[0]
+        end = time.monotonic() + GUARD_S
+        sandbox.get_metrics()
+        while True:  # all queues on the way fill up, the host's sockets among them; then the guest stands still
+            time.sleep(2)
+            if (used := sandbox.get_metrics()[0].cpu_used_pct) < 20 or time.monotonic() > end:
+                break
+        assert used < 20, "the guest goes on writing"
         assert resident_kib() - before < 8192
-        assert idle.cpu_used_pct < 60, (sample, idle)
     end = time.monotonic() + GUARD_S
     while not sandbox.commands.list() and time.monotonic() < end:
         time.sleep(0.1)
@@ -246,7 +249,7 @@ def test_stop_waits(start):
     while "stopping" not in daemon.text() and time.monotonic() < end:
         time.sleep(0.02)
     assert box.run_code("x").text == "1", "what is there goes on"
-    with pytest.raises(SandboxException, match="stopping"):
+    with pytest.raises(ServiceBusyException, match="stopping"):
         Sandbox.create()
     box.kill()
     assert daemon.process.wait(GUARD_S) == 0
