@@ -264,7 +264,7 @@ $(E2B_PY)/ready: tests/e2b/requirements.txt
 $(E2B_JS)/ready: tests/e2b/js/package.json tests/e2b/js/package-lock.json
 	$(call say,NPM,$(E2B_JS))
 	$(Q)mkdir -p $(E2B_JS) && cp tests/e2b/js/package*.json $(E2B_JS) && \
-		npm ci --silent --no-audit --no-fund --prefix $(E2B_JS) && touch $@
+		cd $(E2B_JS) && npm ci --silent --no-audit --no-fund && touch ready
 
 ## e2b           E2B's SDKs, unchanged, against a real thawboxd (needs /dev/kvm and the template); K=expression
 e2b: build $(E2B_PY)/ready $(if $(shell command -v npm),$(E2B_JS)/ready)

@@ -54,7 +54,7 @@ static int create_main(int argc, char **argv)
 	struct arg_rest rest;
 	struct key like = { 0 };
 	char path[PATHS_MAX], text[KEY_MAX], *end = NULL;
-	struct keys keys;
+	struct keys keys = { 0 };
 	struct err err = { 0 };
 	int code = cmd_parse(&cmd_key_create, args, ARRAY_LEN(args), argc, argv, false, &rest);
 
@@ -101,7 +101,7 @@ static int list_main(int argc, char **argv)
 	const struct arg args[] = { { "keys", 'k', ARG_TEXT, &given, "FILE", "another file" } };
 	struct arg_rest rest;
 	char path[PATHS_MAX];
-	struct keys keys;
+	struct keys keys = { 0 };
 	int code = cmd_parse(&cmd_key_list, args, ARRAY_LEN(args), argc, argv, false, &rest);
 
 	if (code >= 0)
@@ -126,7 +126,7 @@ static int remove_main(int argc, char **argv)
 	struct arg_rest rest;
 	char path[PATHS_MAX];
 	struct err err = { 0 };
-	struct keys keys;
+	struct keys keys = { 0 };
 	int code = cmd_parse(&cmd_key_remove, args, ARRAY_LEN(args), argc, argv, false, &rest);
 
 	if (code >= 0)

@@ -69,7 +69,7 @@ static bool from_hex(const char *text, uint8_t *out, size_t len)
 
 static struct key *append(struct keys *keys, const struct key *like)
 {
-	struct key **at = realloc(keys->at, (keys->nr + 1) * sizeof(*at));
+	struct key **at = realloc(keys->at, (keys->nr + 1) * sizeof(void *));
 	struct key *key = calloc(1, sizeof(*key));
 
 	if (at)
@@ -200,7 +200,7 @@ int keys_add(struct keys *keys, const struct key *like, char text[KEY_MAX], stru
 		return err_set(err, -EEXIST, "there is a key '%s' already", key.name);
 	if (getrandom(secret, sizeof(secret), 0) != sizeof(secret))
 		return err_set(err, -errno, "getrandom: %s", strerror(errno));
-	memcpy(text, "e2b_", 4);
+	(void)snprintf(text, KEY_MAX, "e2b_");
 	to_hex(secret, sizeof(secret), text + 4);
 	hash(text, key.hash);
 	key.created = time(NULL);
@@ -214,7 +214,7 @@ int keys_remove(struct keys *keys, const char *name, struct err *err)
 	if (i == keys->nr)
 		return err_set(err, -ENOENT, "there is no key '%s'", name);
 	free(keys->at[i]);
-	memmove(keys->at + i, keys->at + i + 1, (keys->nr - i - 1) * sizeof(*keys->at));
+	memmove(keys->at + i, keys->at + i + 1, (keys->nr - i - 1) * sizeof(void *));
 	keys->nr--;
 	return 0;
 }

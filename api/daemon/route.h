@@ -32,7 +32,7 @@ enum {
 
 #define ROUTE_BODY_MAX (1u << 20)
 
-extern const struct route control_routes[], envd_routes[], interpreter_routes[], signed_routes[];
+extern const struct route control_routes[], envd_routes[], interpreter_routes[];
 
 /*
  * The route of `path`, which is cut into its parts; param[] then points into it. NULL: none; *wrong_method:

@@ -55,7 +55,7 @@ static bool is_equal(const char *a, const char *b)
 {
 	size_t n = strlen(a);
 
-	return a && b && n == strlen(b) && memeql_sec(a, b, n);
+	return n == strlen(b) && memeql_sec(a, b, n);
 }
 
 static void deny(struct request *req, unsigned status, const char *message)
