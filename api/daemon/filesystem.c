@@ -109,9 +109,14 @@ static void permissions(const char *type, bool is_link, unsigned mode, char out[
 {
 	static const char bits[] = "rwxrwxrwx";
 
-	out[0] = is_link ? 'L' : type && !strcmp(type, "dir") ? 'd' : '-';
+	memset(out, '-', 10);
+	if (is_link)
+		out[0] = 'L';
+	else if (type && !strcmp(type, "dir"))
+		out[0] = 'd';
 	for (unsigned i = 0; i < 9; i++)
-		out[1 + i] = mode >> (8 - i) & 1 ? bits[i] : '-';
+		if (mode >> (8 - i) & 1)
+			out[1 + i] = bits[i];
 	out[10] = '\0';
 }
 

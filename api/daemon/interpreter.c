@@ -316,7 +316,7 @@ static void fail_language(struct request *req, const char *language)
 	(void)snprintf(text, sizeof(text),
 	               "thawbox has no interpreter for language '%.60s' yet: it runs python",
 	               language);
-	fail(req, 501, text);
+	fail(req, 404, text); /* of others the JavaScript SDK does not show the words */
 }
 
 /* Of the request's body; NULL: it is answered. */

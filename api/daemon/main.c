@@ -330,8 +330,8 @@ int main(int argc, char **argv)
 		                      .pool_size = 2,
 		                      .max_sandboxes = 128,
 		                      .max_connections = 4096,
-		                      .max_ttl_ns = 24 * 3600 * NS_PER_S,
-		                      .max_output = 8u << 20 } },
+		                      .max_ttl_ns = 86400 * NS_PER_S,
+		                      .max_output = UINT64_C(8) << 20 } },
 		.signal_fd = -1,
 	};
 	struct options *o = &server.daemon.opts;

@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <string.h>
 
-#define INPUT_MAX (16u * GUEST_QUEUE_BYTES) /* of clients that do not wait for their answers */
+#define INPUT_MAX ((size_t)4 << 20) /* of clients that do not wait for their answers */
 
 /* A request that waits for room, or the stream of one that gives input piece by piece. */
 struct input {

@@ -4,6 +4,7 @@
 #include "api/daemon/daemon.h"
 #include "api/daemon/envd.h"
 #include "api/daemon/text.h"
+#include "core/own.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -289,15 +290,17 @@ void upload_decode_name(char *name)
 /* MHD may tell the beginning of a part twice, when the first piece had no byte. */
 static void begin_named_part(struct upload *u, const char *filename)
 {
-	char *name = u->path ? strdup(u->path) : filename ? strdup(filename) : NULL;
+	const char *from = u->path ? u->path : filename;
+	own_free char *name = from ? strdup(from) : NULL;
 
-	if (name && !u->path)
-		upload_decode_name(name);
-	if (!name)
+	if (!name) {
 		fail(u, 400, "a part has no filename, and the query no path");
-	else if (!u->part || u->part->has_bytes || strcmp(u->part->path, name) != 0)
+		return;
+	}
+	if (!u->path)
+		upload_decode_name(name);
+	if (!u->part || u->part->has_bytes || strcmp(u->part->path, name) != 0)
 		begin_part(u, name);
-	free(name);
 }
 
 /* A piece of a part: MHD_PostDataIterator. */
@@ -422,7 +425,8 @@ void upload_begin(struct request *req)
 		   *type = request_header(req, "Content-Type");
 	struct upload *u;
 
-	if (!check(req, type ? type : "", path))
+	type = type ? type : "";
+	if (!check(req, type, path))
 		return;
 	u = calloc(1, sizeof(*u));
 	if (!u) {
@@ -439,6 +443,6 @@ void upload_begin(struct request *req)
 	}
 	req->ctx = u;
 	req->ops = &upload_ops;
-	if (!is_multipart(type))
-		begin_part(u, path);
+	if (!is_multipart(type) && u->path)
+		begin_part(u, u->path);
 }
