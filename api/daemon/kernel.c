@@ -297,12 +297,9 @@ static void on_timer(struct loop_op *op, int res)
 		act(k, due);
 		return;
 	}
-	if (k->watch_at_ns && now >= k->watch_at_ns && k->asked == KERNEL_ASK_NOTHING) {
-		if (k->is_first && k->box->machine.sb.first_done && !k->has_died)
-			k->watch_at_ns = 0; /* from now on the end of its stream tells */
-		else
-			ask(k, KERNEL_ASK_CONTEXT);
-	}
+	/* Nothing but the agent can tell that an interpreter has died in a cell that came by the mailbox. */
+	if (k->watch_at_ns && now >= k->watch_at_ns && k->asked == KERNEL_ASK_NOTHING)
+		ask(k, KERNEL_ASK_CONTEXT);
 	arm(k);
 }
 
@@ -349,17 +346,15 @@ void kernel_run(struct kernel *k, const struct cell *cell)
 
 	BUG_ON(k->is_busy);
 	k->is_busy = true;
-	k->is_first = k->is_timed_out = k->has_died = k->is_interrupted = k->is_paused = false;
+	k->is_timed_out = k->has_died = k->is_interrupted = k->is_paused = false;
 	k->timeout_ns = cell->timeout_ns;
 	k->max_output = cell->max_output;
 	k->output_bytes = k->display_bytes = 0;
-	k->watch_at_ns = 0;
 	k->watch_ns = WATCH_NS;
+	k->watch_at_ns = clock_ns() + WATCH_NS;
 	k->deadline = deadline_start(clock_ns(), cell->timeout_ns, false);
 	if (k->port == GUEST_PORT_KERNEL && !guest_is_open(&k->stream) &&
 	    guest_open_first(&k->stream, &k->box->machine, request, &stream_ops)) {
-		k->is_first = true;
-		k->watch_at_ns = clock_ns() + WATCH_NS;
 		json_decref(request);
 	} else {
 		if (!guest_is_open(&k->stream))

@@ -43,7 +43,7 @@ struct kernel {
 	struct guest_stream stream;
 
 	/* of the cell that runs */
-	bool is_busy, is_first, is_timed_out, has_died;
+	bool is_busy, is_timed_out, has_died;
 	bool is_interrupted; /* somebody does not want it any more */
 	bool is_paused;
 	uint64_t timeout_ns, max_output, output_bytes, display_bytes;
