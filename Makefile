@@ -10,9 +10,10 @@ VARIANT ?= release
 
 # Everything that is needed from Debian 12, in one place: to build and run, then to test.
 PACKAGES_RUN = gcc make libc6-dev liburing-dev libfdt-dev libjansson-dev libedit-dev libxxhash-dev \
+	libmicrohttpd-dev nettle-dev zlib1g-dev \
 	linux-source-6.12 flex bison bc libelf-dev libssl-dev xz-utils zstd lz4 bzip2 gzip gdb cpio \
 	mmdebstrap erofs-utils e2fsprogs python3-dev python3-matplotlib python3-numpy
-PACKAGES_CHECK = clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev llvm-14 libcriterion-dev \
+PACKAGES_CHECK = python3-venv clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev llvm-14 libcriterion-dev \
 	python3-pytest python3-ipython python3-pandas python3-scipy python3-pil python3-requests strace
 
 PYTHON = /usr/bin/python3
@@ -48,7 +49,10 @@ LDFLAGS = -pie -pthread -Wl,-z,relro,-z,now,-z,noexecstack $(filter -fsanitize=%
 # All but libc is linked in: each shared library costs a start 0.1 to 0.2 ms, and one sandbox is two starts.
 # (liburing 2.3 must be: its shared library lacks calls that the archive has.)
 LIBS_vmm = -l:liburing.a -l:libfdt.a -l:libjansson.a
-LIBS_api = -l:libjansson.a -l:libedit.a -l:libtinfo.a -l:libbsd.a -l:libmd.a -l:libxxhash.a
+LIBS_api = -l:libjansson.a -l:libnettle.a -l:libedit.a -l:libtinfo.a -l:libbsd.a -l:libmd.a -l:libxxhash.a
+
+# The daemon is started once: libmicrohttpd brings GnuTLS, which is a shared library alone.
+LIBS_daemon = $(LIBS_api) -l:liburing.a -l:libz.a -lmicrohttpd
 
 # ---- what is built -------------------------------------------------------------------------------
 
@@ -60,19 +64,21 @@ CORE = $(call library,core)
 DEVICES = $(call library,devices)
 VMM = $(call library,vmm)
 API = $(call library,api)
+DAEMON = $(call library,api/daemon)
 INIT = $(call library,guest/init)
 
 PROGRAMS = $(if $(wildcard vmm/main.c),$(B)/thawbox-vmm) $(if $(wildcard api/main.c),$(B)/thawbox) \
+	$(if $(wildcard api/daemon/main.c),$(B)/thawboxd) \
 	$(if $(wildcard bench/thaw.c),$(B)/thaw) $(if $(wildcard guest/init/*.c),$(B)/init)
-UNIT = $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/*/test_*.c))
+UNIT = $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/*/test_*.c tests/unit/api/daemon/test_*.c))
 FUZZ = $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
-C_DIRS = core devices vmm api guest/init bench
+C_DIRS = core devices vmm api api/daemon guest/init bench
 C_FILES = $(foreach d,$(C_DIRS),$(wildcard $(d)/*.[ch]))
-FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/fuzz/*.[ch] \
-	tests/faults/*.c tests/tools/*.[ch] tests/hostile/payload/*.[ch])
+FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/unit/api/daemon/*.[ch] \
+	tests/fuzz/*.[ch] tests/faults/*.c tests/tools/*.[ch] tests/hostile/payload/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	fuzz-programs fuzz-replay hostile unit unit-asan e2e isolation faults test-guest test-bench layers headers \
+	fuzz-programs fuzz-replay hostile unit unit-asan e2e isolation faults e2b test-guest test-bench layers headers \
 	mirror format format-check lint analyze size tsan hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
@@ -87,7 +93,7 @@ help:
 build: programs
 	$(if $(wildcard bench/thaw.c),$(Q)ln -sf $(abspath $(B)/thaw) bench/thaw)
 
-programs: $(PROGRAMS) $(CORE) $(DEVICES) $(VMM) $(API) $(INIT)
+programs: $(PROGRAMS) $(CORE) $(DEVICES) $(VMM) $(API) $(DAEMON) $(INIT)
 
 $(B)/thawbox-vmm: $(call objects,vmm/main.c) $(VMM) $(DEVICES) $(CORE)
 	$(call say,LINK,$@)
@@ -104,13 +110,17 @@ $(B)/thaw: $(call objects,$(wildcard bench/*.c)) $(API) $(B)/libcore.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_api)
 
+$(B)/thawboxd: $(call objects,api/daemon/main.c) $(DAEMON) $(API) $(B)/libcore.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_daemon)
+
 # Static: it is the only program of the guest's root image that must not depend on anything in there.
 $(B)/init: $(call objects,$(wildcard guest/init/*.c))
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(if $(filter asan tsan,$(VARIANT)),$(LDFLAGS),-static -no-pie) -o $@ $^ -l:libjansson.a
 
 # A change of flags rebuilds what was made with others.
-FLAGS = $(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS) $(LIBS_vmm) $(LIBS_api))
+FLAGS = $(subst ','\'',$(CC) $(CFLAGS) $(LDFLAGS) $(LIBS_vmm) $(LIBS_daemon))
 $(B)/flags: FORCE
 	$(Q)mkdir -p $(@D)
 	$(Q)echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' >$@
@@ -129,10 +139,12 @@ LAYERS_core = $(CORE)
 LAYERS_devices = $(DEVICES) $(CORE)
 LAYERS_vmm = $(VMM) $(DEVICES) $(CORE)
 LAYERS_api = $(API) $(B)/libcore.a
+LAYERS_api/daemon = $(DAEMON) $(API) $(B)/libcore.a
 LAYERS_guest = $(INIT)
 LIBS_core = -l:liburing.a
 LIBS_devices = -l:liburing.a
 LIBS_guest = -l:libjansson.a
+LIBS_api/daemon = $(LIBS_daemon)
 
 define unit_rules
 $(B)/unit/$(1)/test_%: $(B)/obj/tests/unit/$(1)/test_%.o $(LAYERS_$(1))
@@ -140,7 +152,7 @@ $(B)/unit/$(1)/test_%: $(B)/obj/tests/unit/$(1)/test_%.o $(LAYERS_$(1))
 	$$(Q)mkdir -p $$(@D)
 	$$(Q)$$(CC) $$(LDFLAGS) -o $$@ $$^ $$(LIBS_$(1)) -lcriterion
 endef
-$(foreach d,core devices vmm api guest,$(eval $(call unit_rules,$(d))))
+$(foreach d,core devices vmm api api/daemon guest,$(eval $(call unit_rules,$(d))))
 
 WANTED = $(if $(T),$(filter %/test_$(T),$(UNIT)),$(UNIT))
 unit-programs: $(WANTED)
@@ -210,7 +222,7 @@ format-check:
 ## lint          clang-tidy over all C files, warnings are errors (analyze: gcc -fanalyzer)
 lint: $(patsubst %.c,$(BUILD)/lint/%.ok,$(filter %.c,$(C_FILES)))
 	@echo "lint: $(words $^) files"
-$(BUILD)/lint/%.ok: %.c .clang-tidy $(wildcard */*.h guest/init/*.h)
+$(BUILD)/lint/%.ok: %.c .clang-tidy $(wildcard */*.h api/daemon/*.h guest/init/*.h)
 	$(call say,TIDY,$<)
 	$(Q)mkdir -p $(@D)
 	$(Q)clang-tidy-14 --quiet --warnings-as-errors='*' $< -- \
@@ -232,8 +244,8 @@ fuzz:
 fuzz-programs: $(WANTED_FUZZ:%=$(B)/fuzz_%)
 $(B)/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/liball.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS_vmm) $(LIBS_api)
-$(B)/liball.a: $(VMM) $(DEVICES) $(API) $(CORE)
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS_vmm) $(LIBS_daemon)
+$(B)/liball.a: $(VMM) $(DEVICES) $(API) $(DAEMON) $(CORE)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
 ## fuzz-replay   all inputs in the tree, without libFuzzer (VARIANT=asan: under the other compiler's sanitizers)
@@ -244,7 +256,7 @@ fuzz-replay: $(WANTED_FUZZ:%=$(B)/replay_%)
 	@echo "fuzz-replay: $(words $(WANTED_FUZZ)) targets, no finding ($(VARIANT))"
 $(B)/replay_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(B)/liball.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_vmm) $(LIBS_api)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_vmm) $(LIBS_daemon)
 
 ## size          fails when the monitor's text and data exceed 400 KiB
 size: $(B)/thawbox-vmm
@@ -269,6 +281,22 @@ isolation: build
 
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')
+
+# Pinned SDKs of E2B, from PyPI and npm, kept beside the guest's images under a hash of what is pinned.
+E2B_PY = $(OUT)/e2b/python-$(shell sha256sum tests/e2b/requirements.txt | cut -c1-12)
+E2B_JS = $(OUT)/e2b/node-$(shell cat tests/e2b/js/package*.json | sha256sum | cut -c1-12)
+$(E2B_PY)/ready: tests/e2b/requirements.txt
+	$(call say,PIP,$(E2B_PY))
+	$(Q)$(PYTHON) -m venv $(E2B_PY) && $(E2B_PY)/bin/pip install -q --disable-pip-version-check -r $< && touch $@
+$(E2B_JS)/ready: tests/e2b/js/package.json tests/e2b/js/package-lock.json
+	$(call say,NPM,$(E2B_JS))
+	$(Q)mkdir -p $(E2B_JS) && cp tests/e2b/js/package*.json $(E2B_JS) && \
+		cd $(E2B_JS) && npm ci --silent --no-audit --no-fund && touch ready
+
+## e2b           E2B's SDKs, unchanged, against a real thawboxd (needs /dev/kvm and the template); K=expression
+e2b: build $(E2B_PY)/ready $(if $(shell command -v npm),$(E2B_JS)/ready)
+	$(Q)THAWBOX_BIN=$(abspath $(B)) E2B_JS=$(abspath $(E2B_JS)) $(E2B_PY)/bin/python -m pytest -q -rsx \
+		-p no:cacheprovider tests/e2b $(if $(K),-k '$(K)')
 
 ## test-bench    tests of the benchmarks' programs: statistics, options, small real runs
 test-bench: build
@@ -315,7 +343,10 @@ DEST = $(DESTDIR)$(PREFIX)
 ## install       DESTDIR and PREFIX (/usr/local) are honoured; uninstall removes it
 install: build
 	install -D -m 755 $(B)/thawbox $(DEST)/bin/thawbox
+	install -D -m 755 $(B)/thawboxd $(DEST)/bin/thawboxd
 	install -D -m 755 $(B)/thawbox-vmm $(DEST)/libexec/thawbox/thawbox-vmm
+	for u in service socket; do mkdir -p $(DEST)/lib/systemd/system && \
+		sed 's|@PREFIX@|$(PREFIX)|' examples/systemd/thawboxd.$$u >$(DEST)/lib/systemd/system/thawboxd.$$u; done
 	for d in guest/init guest/python guest/rootfs guest/templates/code-interpreter; do \
 		for f in $$(git ls-files $$d); do \
 			install -D -m $$([ -x $$f ] && echo 755 || echo 644) $$f $(DEST)/share/thawbox/$$f; \
@@ -326,7 +357,7 @@ install: build
 	for m in $(wildcard docs/*.1); do install -D -m 644 $$m $(DEST)/share/man/man1/$${m##*/}; done
 
 uninstall:
-	rm -f $(DEST)/bin/thawbox $(DEST)/share/man/man1/thawbox*.1
+	rm -f $(DEST)/bin/thawbox $(DEST)/bin/thawboxd $(DEST)/lib/systemd/system/thawboxd.* $(DEST)/share/man/man1/thawbox*.1
 	rm -rf $(DEST)/libexec/thawbox $(DEST)/share/thawbox
 
 ## clean         removes build/ (out/, with kernel and root image, stays: make clean-all)

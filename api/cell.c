@@ -58,24 +58,29 @@ static int broken(struct sandbox *sb, const char *what, struct err *err)
 	return sandbox_why_lost(sb, err);
 }
 
-/* A RESULT made on this side, on top of what the kernel said, if it said something. */
-static int set_error(struct cell_result *r, enum cell_end end, const char *name, const char *value)
+void cell_set_error(json_t **result, const char *name, const char *value)
 {
 	json_t *error;
 
-	r->end = end;
-	r->ok = false;
-	if (!r->result)
-		r->result = json_pack("{s:n, s:{s:i, s:i}}", "execution_count", "cut", "stdout", 0,
-		                      "stderr", 0);
-	error = json_object_get(r->result, "error");
+	if (!*result)
+		*result = json_pack("{s:n, s:{s:i, s:i}}", "execution_count", "cut", "stdout", 0,
+		                    "stderr", 0);
+	error = json_object_get(*result, "error");
 	if (!json_is_object(error)) {
 		error = json_pack("{s:s}", "traceback", "");
-		json_object_set_new(r->result, "error", error);
+		json_object_set_new(*result, "error", error);
 	}
-	json_object_set_new(r->result, "status", json_string("error"));
+	json_object_set_new(*result, "status", json_string("error"));
 	json_object_set_new(error, "name", json_string(name));
 	json_object_set_new(error, "value", json_string(value));
+}
+
+/* A RESULT made on this side, on top of what the kernel said, if it said something. */
+static int set_error(struct cell_result *r, enum cell_end end, const char *name, const char *value)
+{
+	r->end = end;
+	r->ok = false;
+	cell_set_error(&r->result, name, value);
 	return 1;
 }
 
@@ -183,27 +188,34 @@ static int ask_what_happened(struct sandbox *sb, json_t **ctx, struct err *err)
 	return rc;
 }
 
-static int describe_death(struct run *run, const json_t *ctx)
+const char *cell_describe_death(const json_t *ctx, char value[CELL_WORDS_MAX])
 {
 	long long sig = json_integer_value(json_object_get(ctx, "signal"));
 	long long code = json_integer_value(json_object_get(ctx, "exit"));
 	static const char after[] = "the context was restarted, its variables are gone";
-	char value[200];
 
 	if (json_is_true(json_object_get(ctx, "oom"))) {
-		(void)snprintf(value, sizeof(value), "killed: out of memory; %s", after);
-		return set_error(run->result, CELL_KERNEL_DIED, "MemoryError", value);
+		(void)snprintf(value, CELL_WORDS_MAX, "killed: out of memory; %s", after);
+		return "MemoryError";
 	}
 	if (json_is_true(json_object_get(ctx, "alive")))
-		(void)snprintf(value, sizeof(value), "the interpreter closed its connection; %s",
+		(void)snprintf(value, CELL_WORDS_MAX, "the interpreter closed its connection; %s",
 		               after);
 	else if (sig)
-		(void)snprintf(value, sizeof(value), "the interpreter was ended by signal %lld; %s",
-		               sig, after);
+		(void)snprintf(value, CELL_WORDS_MAX,
+		               "the interpreter was ended by signal %lld; %s", sig, after);
 	else
-		(void)snprintf(value, sizeof(value), "the interpreter exited with code %lld; %s",
+		(void)snprintf(value, CELL_WORDS_MAX, "the interpreter exited with code %lld; %s",
 		               code, after);
-	return set_error(run->result, CELL_KERNEL_DIED, "KernelDied", value);
+	return "KernelDied";
+}
+
+static int describe_death(struct run *run, const json_t *ctx)
+{
+	char value[CELL_WORDS_MAX];
+	const char *name = cell_describe_death(ctx, value);
+
+	return set_error(run->result, CELL_KERNEL_DIED, name, value);
 }
 
 /* The kernel's stream ended without a result: says why, and has a spare take over. */

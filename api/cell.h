@@ -44,6 +44,13 @@ struct cell_result {
 
 void cell_result_free(struct cell_result *r);
 
+/* Makes *result (NULL: none yet) a RESULT that ends with this error, and keeps what it says beside. */
+void cell_set_error(json_t **result, const char *name, const char *value);
+
+#define CELL_WORDS_MAX 200
+/* Why an interpreter ended, of the agent's answer about its context: the error's name, and its value. */
+const char *cell_describe_death(const json_t *ctx, char value[CELL_WORDS_MAX]);
+
 /* The REQUEST of a cell: a new reference, or NULL when the code is not UTF-8. */
 json_t *cell_request(const struct cell *cell);
 

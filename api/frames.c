@@ -80,6 +80,7 @@ static bool type_known(uint8_t type)
 	case FRAME_RESULT:
 	case FRAME_STDOUT:
 	case FRAME_STDERR:
+	case FRAME_EVENT:
 	case FRAME_DISPLAY:
 		return true;
 	default:
@@ -102,7 +103,7 @@ static int take_part(struct frame_reader *r, struct frame *frame, bool more)
 	if (!r->part_type)
 		r->part_len = r->whole.pos = r->whole.len = 0;
 	r->part_len += frame->len;
-	if (r->part_len > FRAME_WHOLE_MAX && !type_streams(type))
+	if (r->part_len > (r->whole_max ? r->whole_max : FRAME_WHOLE_MAX) && !type_streams(type))
 		return -EPROTO;
 	if (type_streams(type)) {
 		r->part_type = more ? type : 0;

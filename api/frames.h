@@ -22,6 +22,7 @@ enum frame_type {
 	FRAME_RESULT = 0x10,
 	FRAME_STDOUT = 0x11,
 	FRAME_STDERR = 0x12,
+	FRAME_EVENT = 0x13,
 	FRAME_DISPLAY = 0x14,
 	FRAME_MORE = 0x80, /* the payload goes on in the next frame of this type */
 };
@@ -55,6 +56,7 @@ struct frame_reader {
 	struct bytes whole; /* the parts so far of a JSON payload */
 	uint8_t part_type;  /* 0: no payload is open */
 	size_t part_len;    /* bytes of the open payload so far */
+	size_t whole_max;   /* the reader's own bound of a JSON payload; 0: FRAME_WHOLE_MAX */
 };
 
 void frame_reader_free(struct frame_reader *r);

@@ -394,6 +394,25 @@ static int claim(struct pool *pool, struct sandbox *sb, int timeout_ms, struct e
 	return m ? 0 : err->code;
 }
 
+/* One was had: making the next one begins only now, and does not hold this one up. */
+static void note_taken(struct pool *pool)
+{
+	pthread_mutex_lock(&pool->lock);
+	pool->taken++;
+	pool->in_a_row = 0;
+	pthread_mutex_unlock(&pool->lock);
+	wake(pool);
+}
+
+int pool_claim(struct pool *pool, struct sandbox *sb, int timeout_ms, struct err *err)
+{
+	int rc = claim(pool, sb, timeout_ms, err);
+
+	if (!rc)
+		note_taken(pool);
+	return rc;
+}
+
 int pool_take(struct pool *pool, struct sandbox *sb, const struct thaw_spec *thaw,
               const json_t *request, int timeout_ms, struct err *err)
 {
@@ -415,11 +434,7 @@ int pool_take(struct pool *pool, struct sandbox *sb, const struct thaw_spec *tha
 		pool_destroy(pool, sb);
 		return rc;
 	}
-	pthread_mutex_lock(&pool->lock);
-	pool->taken++;
-	pool->in_a_row = 0;
-	pthread_mutex_unlock(&pool->lock);
-	wake(pool); /* only now: making the next one shall not hold this one up */
+	note_taken(pool);
 	return 0;
 }
 

@@ -61,6 +61,13 @@ NODISCARD int pool_take(struct pool *pool, struct sandbox *sb, const struct thaw
                         const json_t *request, int timeout_ms, struct err *err);
 
 /*
+ * Takes a member as it is, for a sandbox_take() that may come much later: until then it costs what it cost in
+ * the pool. Otherwise as pool_take(). That it is alive is as of its last look at it: sb->control_fd becomes
+ * readable when it dies.
+ */
+NODISCARD int pool_claim(struct pool *pool, struct sandbox *sb, int timeout_ms, struct err *err);
+
+/*
  * Kills a sandbox, of this pool or not, and has the pool reap it; *sb is empty afterwards. Waits only while
  * `max_dying` are on their way out.
  */

@@ -44,8 +44,7 @@ int stream_send(struct stream *s, enum frame_type type, const json_t *json)
 	return frame_append_json(&s->out, type, json);
 }
 
-/* Gives the socket what it takes now. A closed peer is not an error here: its last words are still to be read. */
-static void stream_flush(struct stream *s)
+void stream_flush(struct stream *s)
 {
 	while (s->out.pos < s->out.len) {
 		ssize_t n = send(s->fd, s->out.p + s->out.pos, s->out.len - s->out.pos,

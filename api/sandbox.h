@@ -159,6 +159,8 @@ NODISCARD int sandbox_open_kernel(struct sandbox *sb, struct err *err);
 void stream_close(struct stream *s);
 /* Queues a JSON frame. -ENOMEM. */
 NODISCARD int stream_send(struct stream *s, enum frame_type type, const json_t *json);
+/* Gives the socket what it takes now. A closed peer is not an error here: its last words are still to be read. */
+void stream_flush(struct stream *s);
 
 /*
  * Moves bytes and control lines until one of the streams has something to read (or ended), an extra

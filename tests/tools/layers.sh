@@ -11,6 +11,7 @@ BEGIN {
     allow("devices", "core"); allow("devices", "devices")
     allow("vmm", "core"); allow("vmm", "devices"); allow("vmm", "vmm")
     allow("api", "core"); allow("api", "api")
+    allow("api/daemon", "core"); allow("api/daemon", "api"); allow("api/daemon", "api/daemon")
     allow("bench", "core"); allow("bench", "api"); allow("bench", "bench")
     allow("guest/init", "guest/init"); allow("guest/python", "guest/python")
 }

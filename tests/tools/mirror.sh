@@ -5,7 +5,7 @@
 set -u
 list=tests/tools/mirror.txt
 failed=0 n=0
-for f in core/*.c devices/*.c vmm/*.c api/*.c; do
+for f in core/*.c devices/*.c vmm/*.c api/*.c api/daemon/*.c; do
     [ -e "$f" ] || continue
     n=$((n + 1))
     reason=$(sed -n "s|^$f  *\(..*\)$|\1|p" $list)

@@ -67,7 +67,7 @@ Test(frames, every_unknown_type_is_refused)
 		known += rc == 1;
 		frame_reader_free(&r);
 	}
-	cr_assert_eq(known, 7);
+	cr_assert_eq(known, 8);
 }
 
 Test(frames, parts_of_json_are_joined_and_those_of_output_are_not)

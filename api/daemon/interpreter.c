@@ -1,0 +1,507 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "api/daemon/interpreter.h"
+
+#include "api/daemon/context.h"
+#include "api/daemon/daemon.h"
+#include "api/daemon/text.h"
+#include "api/show.h"
+#include "core/own.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define KEEPALIVE_NS ((uint64_t)5000000000)
+#define CODE_MAX     (16u << 20)
+#define LINE_NS      ((uint64_t)50000000) /* how long the beginning of a line waits for its end */
+#define LINE_MAX     (64u << 10)
+
+/* --- lines --------------------------------------------------------------------------------------------- */
+
+size_t interpreter_open_tail(const uint8_t *data, size_t len)
+{
+	for (size_t n = 1; n <= 3 && n <= len; n++) {
+		uint8_t c = data[len - n];
+
+		if ((c & 0xc0) == 0x80)
+			continue; /* inside of a sequence: its first byte is before it */
+		if (c >= 0xf0)
+			return n < 4 ? n : 0;
+		if (c >= 0xe0)
+			return n < 3 ? n : 0;
+		return c >= 0xc0 && n < 2 ? n : 0;
+	}
+	return 0;
+}
+
+/* One pair of quotes around a text goes: 'a' is a. */
+static json_t *unquoted(const json_t *value)
+{
+	const char *text = json_string_value(value);
+	size_t n = json_string_length(value);
+
+	if (n >= 2 && (*text == '\'' || *text == '"') && text[n - 1] == *text)
+		return json_stringn(text + 1, n - 2);
+	return json_incref((json_t *)(uintptr_t)value);
+}
+
+/* An object that came as text. */
+static json_t *parsed(const json_t *value)
+{
+	const char *text = json_string_value(value);
+	json_t *json = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+
+	return json ? json : json_incref((json_t *)(uintptr_t)value);
+}
+
+json_t *interpreter_result(const json_t *display)
+{
+	static const char *const names[][2] = {
+		{ "text/html", "html" },        { "text/markdown", "markdown" },
+		{ "image/svg+xml", "svg" },     { "image/png", "png" },
+		{ "image/jpeg", "jpeg" },       { "application/pdf", "pdf" },
+		{ "text/latex", "latex" },      { "application/javascript", "javascript" },
+		{ "application/json", "json" }, { "e2b/data", "data" },
+		{ "e2b/chart", "chart" },
+	};
+	const char *kind = text_member(display, "kind"), *mime;
+	json_t *line = json_pack("{s:s, s:b}", "type", "result", "is_main_result",
+	                         kind && !strcmp(kind, "result"));
+	json_t *extra = json_object(), *value;
+
+	json_object_foreach(json_object_get(display, "data"), mime, value)
+	{
+		size_t i = 0;
+
+		while (i < ARRAY_LEN(names) && strcmp(names[i][0], mime) != 0)
+			i++;
+		if (!strcmp(mime, "text/plain"))
+			json_object_set_new(line, "text", unquoted(value));
+		else if (i == ARRAY_LEN(names))
+			json_object_set(extra, mime, value);
+		else if (i >= 8) /* objects */
+			json_object_set_new(line, names[i][1], parsed(value));
+		else
+			json_object_set(line, names[i][1], value);
+	}
+	json_object_set_new(line, "extra", extra);
+	return line;
+}
+
+/* --- executions ---------------------------------------------------------------------------------------- */
+
+struct execution {
+	struct run run;
+	struct request *req;
+	json_t *body;   /* holds the code */
+	unsigned count; /* that was told */
+	bool has_said;  /* something since the last look */
+	struct loop_op keepalive_op;
+	struct bytes tail[2]; /* of stdout and stderr: the beginning of a line, or of a character */
+	struct loop_op line_op;
+};
+
+static void execution_free(struct execution *x)
+{
+	(void)loop_reap(x->req->http->loop, &x->keepalive_op);
+	(void)loop_reap(x->req->http->loop, &x->line_op);
+	bytes_free(&x->tail[0]);
+	bytes_free(&x->tail[1]);
+	json_decref(x->run.env);
+	json_decref(x->body);
+	free(x);
+}
+
+/* ASCII alone, and never an empty line: clients cut the stream where they like. */
+static void say(struct execution *x, json_t *line)
+{
+	own_free char *text = json_dumps(line, JSON_COMPACT | JSON_ENSURE_ASCII);
+	size_t n = text ? strlen(text) : 0;
+
+	json_decref(line);
+	if (!text)
+		return;
+	text[n] = '\n'; /* in the place of the NUL */
+	x->has_said = true;
+	reply_write(x->req, text, n + 1);
+	if (!reply_has_room(x->req) && x->run.context)
+		kernel_pause(&x->run.context->kernel);
+}
+
+static void say_count(struct execution *x, unsigned count)
+{
+	x->count = count;
+	say(x,
+	    json_pack("{s:s, s:i}", "type", "number_of_executions", "execution_count", (int)count));
+}
+
+static void say_text(struct execution *x, const char *type, const void *data, size_t len)
+{
+	char when[TEXT_TIME_MAX];
+
+	if (len)
+		say(x, json_pack("{s:s, s:o, s:s}", "type", type, "text", show_utf8(data, len),
+		                 "timestamp", text_time(clock_us(), when)));
+}
+
+static void on_keepalive(struct loop_op *op, int res)
+{
+	struct execution *x = container_of(op, struct execution, keepalive_op);
+
+	if (res == -ECANCELED)
+		return;
+	if (!x->has_said)
+		say(x, json_pack("{s:s}", "type", "keepalive"));
+	x->has_said = false;
+	loop_timer(x->req->http->loop, op, KEEPALIVE_NS);
+}
+
+static void on_started(struct run *run, unsigned count)
+{
+	say_count(container_of(run, struct execution, run), count);
+}
+
+/* Says what is held of a stream; `all`: also a character that is not complete. */
+static void say_tail(struct execution *x, enum frame_type type, bool all)
+{
+	struct bytes *tail = &x->tail[type == FRAME_STDERR];
+	size_t open = all ? 0 : interpreter_open_tail(tail->p, tail->len), said = tail->len - open;
+
+	if (!said)
+		return;
+	say_text(x, type == FRAME_STDERR ? "stderr" : "stdout", tail->p, said);
+	memmove(tail->p, tail->p + said, open);
+	tail->len = open;
+}
+
+static void say_tails(struct execution *x, bool all)
+{
+	say_tail(x, FRAME_STDOUT, all);
+	say_tail(x, FRAME_STDERR, all);
+}
+
+static void on_line_timer(struct loop_op *op, int res)
+{
+	if (res != -ECANCELED)
+		say_tails(container_of(op, struct execution, line_op), false);
+}
+
+/*
+ * A print() may arrive in pieces, as its text and its newline are written apart: clients shall see it as one. So
+ * the beginning of a line waits a little for the rest, and never longer than for what comes behind it.
+ */
+static void on_output(struct run *run, enum frame_type type, const void *data, size_t len)
+{
+	struct execution *x = container_of(run, struct execution, run);
+	struct bytes *tail = &x->tail[type == FRAME_STDERR];
+
+	say_tail(x, type == FRAME_STDERR ? FRAME_STDOUT : FRAME_STDERR, false);
+	if (!len || bytes_append(tail, data, len))
+		return;
+	if (tail->p[tail->len - 1] == '\n' || tail->len > LINE_MAX)
+		say_tail(x, type, false);
+	else if (!x->line_op.busy)
+		loop_timer(x->req->http->loop, &x->line_op, LINE_NS);
+}
+
+static void on_display(struct run *run, const json_t *display)
+{
+	struct execution *x = container_of(run, struct execution, run);
+
+	say_tails(x, false);
+	say(x, interpreter_result(display));
+}
+
+static void say_error(struct execution *x, const json_t *error)
+{
+	const char *traceback = text_member(error, "traceback"), *name = text_member(error, "name"),
+		   *value = text_member(error, "value");
+	char text[400];
+
+	name = name ? name : "Error";
+	value = value ? value : "";
+	if (!traceback || !*traceback) {
+		(void)snprintf(text, sizeof(text), "%s: %s", name, value);
+		traceback = text;
+	}
+	say(x, json_pack("{s:s, s:s, s:s, s:s}", "type", "error", "name", name, "value", value,
+	                 "traceback", traceback));
+}
+
+static void say_cut(struct execution *x, const json_t *cut)
+{
+	long long out = json_integer_value(json_object_get(cut, "stdout"));
+	long long errs = json_integer_value(json_object_get(cut, "stderr"));
+	char text[200];
+
+	if (!out && !errs)
+		return;
+	(void)snprintf(text, sizeof(text),
+	               "thawbox: the output was too long: of its middle %lld bytes of stdout and "
+	               "%lld of stderr are missing\n",
+	               out, errs);
+	say_text(x, "stderr", text, strlen(text));
+}
+
+static void on_done(struct run *run, enum cell_end end, const json_t *result)
+{
+	struct execution *x = container_of(run, struct execution, run);
+	json_int_t count = json_integer_value(json_object_get(result, "execution_count"));
+	const json_t *error = json_object_get(result, "error");
+	struct request *req = x->req;
+
+	x->run.context = NULL; /* nothing of it is to be paused any more */
+	say_tails(x, true);
+	say_cut(x, json_object_get(result, "cut"));
+	if (count > 0 && (unsigned)count != x->count)
+		say_count(x, (unsigned)count);
+	if (json_is_object(error))
+		say_error(x, error);
+	if (end != CELL_DONE)
+		box_log(req->box, "a cell ended with %s", text_member(error, "name"));
+	say(x, json_pack("{s:s}", "type", "end_of_execution"));
+	execution_free(x);
+	reply_end(req);
+}
+
+static void on_lost(struct run *run)
+{
+	struct execution *x = container_of(run, struct execution, run);
+	struct request *req = x->req;
+
+	execution_free(x);
+	request_cut(req);
+}
+
+static const struct run_ops run_ops = { .started = on_started,
+	                                .output = on_output,
+	                                .display = on_display,
+	                                .done = on_done,
+	                                .lost = on_lost };
+
+static void on_drained(struct request *req)
+{
+	struct execution *x = req->ctx;
+
+	kernel_resume(&x->run.context->kernel);
+}
+
+/* The client has left: nobody wants what the cell would still do. */
+static void on_gone(struct request *req)
+{
+	struct execution *x = req->ctx;
+
+	context_cancel(&x->run);
+	execution_free(x);
+}
+
+static const struct request_ops execute_ops = { .drained = on_drained, .gone = on_gone };
+
+static void fail(struct request *req, unsigned status, const char *text)
+{
+	reply_text(req, status, "text/plain; charset=utf-8", text);
+}
+
+/* The only language so far, under its names. */
+static bool is_python(const char *language)
+{
+	return !language || !*language || text_is(language, "python") ||
+	       text_is(language, "python3") || text_is(language, "py");
+}
+
+static void fail_language(struct request *req, const char *language)
+{
+	char text[200];
+
+	(void)snprintf(text, sizeof(text),
+	               "thawbox has no interpreter for language '%.60s' yet: it runs python",
+	               language);
+	fail(req, 404, text); /* of others the JavaScript SDK does not show the words */
+}
+
+/* Of the request's body; NULL: it is answered. */
+static struct context *wanted_context(struct request *req, const json_t *body)
+{
+	const char *id = text_member(body, "context_id"), *language = text_member(body, "language");
+	struct context *ctx;
+	char text[120];
+
+	if (id && language) {
+		fail(req, 400, "give context_id or language, not both");
+		return NULL;
+	}
+	if (!is_python(language)) {
+		fail_language(req, language);
+		return NULL;
+	}
+	ctx = id ? context_find(req->box, id) : context_default(req->box);
+	(void)snprintf(text, sizeof(text), "Context %.40s not found", id ? id : "default");
+	if (!ctx)
+		fail(req, 404, text);
+	return ctx;
+}
+
+static void start(struct request *req, json_t *body, struct context *ctx)
+{
+	const struct options *opts = &daemon_of(req)->opts;
+	json_t *code = json_object_get(body, "code"), *env = json_object_get(body, "env_vars");
+	struct execution *x = calloc(1, sizeof(*x));
+
+	if (!x) {
+		fail(req, 503, "no memory");
+		return;
+	}
+	x->req = req;
+	x->body = json_incref(body);
+	x->run.ops = &run_ops;
+	x->run.env = json_is_object(env) ? json_incref(env) : NULL;
+	x->run.cell = (struct cell){ .code = json_string_value(code),
+		                     .code_len = json_string_length(code),
+		                     .max_output = opts->max_output,
+		                     .timeout_ns = opts->cell_timeout_ns };
+	x->keepalive_op.done = on_keepalive;
+	x->line_op.done = on_line_timer;
+	req->ctx = x;
+	req->ops = &execute_ops;
+	reply_stream(req, 200, "application/x-ndjson");
+	loop_timer(req->http->loop, &x->keepalive_op, KEEPALIVE_NS);
+	context_add(ctx, &x->run);
+}
+
+static void execute(struct request *req)
+{
+	json_t *body = req->body.len ? frame_json(req->body.p, req->body.len) : NULL;
+	struct context *ctx;
+
+	if (!json_is_string(json_object_get(body, "code")) ||
+	    !text_is_string_map(json_object_get(body, "env_vars")))
+		fail(req, 400, "the body must be an object with code, and env_vars of strings");
+	else if ((ctx = wanted_context(req, body)))
+		start(req, body, ctx);
+	json_decref(body);
+}
+
+/* --- contexts ------------------------------------------------------------------------------------------ */
+
+static json_t *context_json(const struct context *ctx)
+{
+	return json_pack("{s:s, s:s, s:s}", "id", ctx->id, "language", "python", "cwd",
+	                 ctx->cwd ? ctx->cwd : CONTEXT_CWD);
+}
+
+static void on_changer_gone(struct request *req)
+{
+	struct context *ctx = req->ctx;
+
+	ctx->req = NULL;
+}
+
+static const struct request_ops change_ops = { .gone = on_changer_gone };
+
+static void on_changed(struct context *ctx, const struct err *err)
+{
+	struct request *req = ctx->req;
+
+	ctx->req = NULL;
+	if (!req)
+		return;
+	if (ctx->box->machine.state == MACHINE_GONE)
+		request_cut(req);
+	else if (err->code)
+		fail(req, 500, err->msg);
+	else if (req->route->path[strlen(req->route->path) - 1] == 's') /* POST /contexts */
+		reply_json(req, 200, context_json(ctx));
+	else
+		reply_json(req, 200, json_null());
+}
+
+static void wait_for_change(struct request *req, struct context *ctx)
+{
+	req->ctx = ctx;
+	req->ops = &change_ops;
+}
+
+static void contexts_create(struct request *req)
+{
+	json_t *body = req->body.len ? frame_json(req->body.p, req->body.len) : json_object();
+	const char *language = text_member(body, "language"), *cwd = text_member(body, "cwd");
+	struct context *ctx;
+
+	if (!body) {
+		fail(req, 400, "the body must be an object");
+	} else if (!is_python(language)) {
+		fail_language(req, language);
+	} else {
+		ctx = context_create(req->box, cwd, on_changed, req);
+		if (ctx)
+			wait_for_change(req, ctx);
+		else
+			fail(req, 503, "no memory");
+	}
+	json_decref(body);
+}
+
+static void contexts_list(struct request *req)
+{
+	json_t *list = json_array();
+
+	(void)context_default(req->box); /* is always there */
+	list_each(&req->box->contexts, node)
+	{
+		json_array_append_new(list, context_json(container_of(node, struct context, node)));
+	}
+	reply_json(req, 200, list);
+}
+
+/* Of the path; NULL: it is answered. */
+static struct context *named(struct request *req)
+{
+	struct context *ctx = context_find(req->box, req->param[0]);
+	char text[120];
+
+	(void)snprintf(text, sizeof(text), "Context %.40s not found", req->param[0]);
+	if (!ctx)
+		fail(req, 404, text);
+	else if (ctx->is_held)
+		fail(req, 409, "the context is being changed by another request");
+	return ctx && !ctx->is_held ? ctx : NULL;
+}
+
+static void contexts_restart(struct request *req)
+{
+	struct context *ctx = named(req);
+
+	if (!ctx)
+		return;
+	wait_for_change(req, ctx);
+	context_restart(ctx, on_changed, req);
+}
+
+static void contexts_remove(struct request *req)
+{
+	struct context *ctx = named(req);
+
+	if (!ctx)
+		return;
+	if (ctx->is_default) {
+		fail(req, 400, "the default context cannot be removed: restart it");
+		return;
+	}
+	wait_for_change(req, ctx);
+	context_remove(ctx, on_changed, req);
+}
+
+static void health(struct request *req)
+{
+	reply_json(req, 200, json_string("OK"));
+}
+
+const struct route interpreter_routes[] = {
+	{ "GET", "/health", health, 0, ROUTE_OPEN },
+	{ "POST", "/execute", execute, CODE_MAX, 0 },
+	{ "POST", "/contexts", contexts_create, 0, 0 },
+	{ "GET", "/contexts", contexts_list, 0, 0 },
+	{ "POST", "/contexts/{}/restart", contexts_restart, 0, 0 },
+	{ "DELETE", "/contexts/{}", contexts_remove, 0, 0 },
+	{ 0 },
+};

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// E2B's JavaScript SDKs against the thawboxd that the environment names; run by test_js.py.
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import { CommandExitError, NotFoundError, Sandbox, TimeoutError } from '@e2b/code-interpreter'
+
+let box
+const patient = { timeoutMs: 0, requestTimeoutMs: 120_000 }
+
+before(async () => {
+  box = await Sandbox.create({ envs: { A: 'é' }, metadata: { from: 'js' }, timeoutMs: 600_000 })
+})
+after(async () => {
+  assert.equal(await box.kill(), true)
+  assert.equal(await box.isRunning(), false)
+  await assert.rejects(box.runCode('1'))
+})
+
+test('info, list, connect, timeout', async () => {
+  const info = await box.getInfo()
+  assert.equal(info.sandboxId, box.sandboxId)
+  assert.deepEqual(info.metadata, { from: 'js' })
+  const items = await Sandbox.list({ query: { metadata: { from: 'js' } } }).nextItems()
+  assert.deepEqual(items.map((item) => item.sandboxId), [box.sandboxId])
+  await box.setTimeout(900_000)
+  const again = await Sandbox.connect(box.sandboxId)
+  assert.equal((await again.runCode('import os; os.environ["A"]')).text, 'é')
+  assert.equal((await box.getMetrics()).length, 1)
+})
+
+test('code', async () => {
+  const seen = []
+  const cell = await box.runCode('print("ü\u2028"); x = 1; x + 1', { onStdout: (m) => seen.push(m.line) })
+  assert.equal(cell.text, '2')
+  assert.deepEqual(cell.logs.stdout, ['ü\u2028\n'])
+  assert.deepEqual(seen, cell.logs.stdout)
+  const failed = await box.runCode('nope')
+  assert.equal(failed.error.name, 'NameError')
+  assert.equal((await box.runCode('import os; os.environ["B"]', { envs: { B: 'c' } })).text, 'c')
+  await assert.rejects(box.runCode('1', { language: 'javascript' }), /thawbox/)
+})
+
+test('contexts', async () => {
+  const context = await box.createCodeContext({ cwd: '/tmp' })
+  assert.equal((await box.runCode('import os; os.getcwd()', { context, ...patient })).text, '/tmp')
+  assert.equal((await box.listCodeContexts()).at(-1).id, context.id)
+  await box.removeCodeContext(context)
+})
+
+test('a client that leaves interrupts', async () => {
+  await assert.rejects(box.runCode('import time; time.sleep(300)', { timeoutMs: 1500 }), TimeoutError)
+  assert.equal((await box.runCode('x', patient)).text, '1')
+})
+
+test('files', async () => {
+  const info = await box.files.write('dir/a.txt', 'hällo')
+  assert.equal(info.path, '/home/user/dir/a.txt')
+  assert.equal(await box.files.read('dir/a.txt'), 'hällo')
+  assert.equal((await box.files.read('dir/a.txt', { format: 'bytes' })).length, 6)
+  assert.deepEqual((await box.files.list('dir')).map((e) => e.name), ['a.txt'])
+  assert.equal(await box.files.exists('nothing'), false)
+  assert.equal(await box.files.makeDir('dir'), false)
+  assert.equal((await box.files.rename('dir/a.txt', 'b.txt')).path, '/home/user/b.txt')
+  await box.files.remove('b.txt')
+  await assert.rejects(box.files.read('b.txt'), NotFoundError)
+  await assert.rejects(box.files.watchDir('dir', () => {}), /thawbox/)
+  const url = await box.downloadUrl('dir')
+  assert.equal((await fetch(url)).status, 400, 'signed, and a folder')
+})
+
+test('commands', async () => {
+  assert.equal((await box.commands.run('echo $A; echo $C', { envs: { C: 'd' }, ...patient })).stdout, 'é\nd\n')
+  await assert.rejects(box.commands.run('exit 3', patient), CommandExitError)
+  const cat = await box.commands.run('cat', { background: true, stdin: true, ...patient })
+  assert.equal((await box.commands.list())[0].pid, cat.pid)
+  await box.commands.sendStdin(cat.pid, 'through\n')
+  await box.commands.closeStdin(cat.pid)
+  assert.equal((await cat.wait()).stdout, 'through\n')
+})
+
+test('terminal', async () => {
+  let seen = ''
+  const pty = await box.pty.create({ rows: 24, cols: 80, onData: (data) => (seen += new TextDecoder().decode(data)), ...patient })
+  await box.pty.resize(pty.pid, { rows: 30, cols: 90 })
+  await box.pty.sendInput(pty.pid, new TextEncoder().encode('stty size; exit\n'))
+  await pty.wait()
+  assert.match(seen, /30 90/)
+})
+
+test('what is not offered says so', async () => {
+  await assert.rejects(box.pause(), /thawbox/)
+  await assert.rejects(box.createSnapshot(), /thawbox/)
+  await assert.rejects(Sandbox.create('nonesuch'), /thawboxd with --template/)
+})

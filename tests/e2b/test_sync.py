@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every method of the synchronous Python SDKs: it works, or says that it is not offered."""
+import datetime
+import gzip
+import io
+import urllib.request
+
+import pytest
+from e2b import CommandExitException, FileNotFoundException, SandboxException, SandboxQuery, TimeoutException
+from e2b.exceptions import InvalidArgumentException, NotFoundException
+from e2b_code_interpreter import Sandbox
+
+# ---- the sandbox ----
+
+
+def test_life(daemon):
+    box = Sandbox.create(timeout=60, metadata={"who": "a b&c=d"}, envs={"GREETING": "hé llo"})
+    try:
+        assert box.is_running()
+        assert box.run_code("import os; os.environ['GREETING']").text == "hé llo"
+        info = box.get_info()
+        assert info.sandbox_id == box.sandbox_id and info.metadata == {"who": "a b&c=d"}
+        assert info.cpu_count >= 1 and info.memory_mb >= 128
+        assert (info.end_at - info.started_at).total_seconds() == pytest.approx(60, abs=1)
+        box.set_timeout(600)
+        later = box.get_info()
+        assert later.end_at - info.end_at > datetime.timedelta(seconds=400)
+        again = Sandbox.connect(box.sandbox_id, timeout=10)
+        assert again.get_info().end_at == later.end_at, "connect never shortens"
+        assert again.run_code("os.environ['GREETING']").text == "hé llo", "variables are the sandbox's"
+    finally:
+        assert box.kill()
+    assert not box.is_running()
+    assert not box.kill()
+    with pytest.raises(SandboxException):
+        Sandbox.connect(box.sandbox_id)
+
+
+def test_list(daemon):
+    boxes = [Sandbox.create(metadata={"set": "x y", "n": str(n)}) for n in range(3)]
+    try:
+        pages = Sandbox.list(query=SandboxQuery(metadata={"set": "x y"}), limit=2)
+        first, second = pages.next_items(), pages.next_items()
+        assert not pages.has_next
+        assert [item.sandbox_id for item in first + second] == [box.sandbox_id for box in reversed(boxes)]
+        only = Sandbox.list(query=SandboxQuery(metadata={"set": "x y", "n": "1"})).next_items()
+        assert [item.sandbox_id for item in only] == [boxes[1].sandbox_id]
+        assert Sandbox.list(query=SandboxQuery(metadata={"set": "x"})).next_items() == []
+    finally:
+        for box in boxes:
+            assert Sandbox.kill(box.sandbox_id)
+
+
+def test_metrics_and_logs(daemon, sandbox):
+    sandbox.run_code("sum(range(10**6))")
+    (sample,) = sandbox.get_metrics()
+    assert sample.cpu_used_pct > 0 and 0 < sample.mem_used <= sample.mem_total
+    status, body = daemon.get(f"/sandboxes/{sandbox.sandbox_id}/logs")
+    assert status == 200 and b"created from template code-interpreter" in body and b"thawed in" in body
+
+
+def test_expires(daemon):
+    box = Sandbox.create(timeout=60)
+    box.set_timeout(0)
+    assert not box.is_running()
+
+
+@pytest.mark.parametrize("call", [
+    lambda box: box.pause(),
+    lambda box: box.create_snapshot(),
+    lambda box: box.fork(),
+    lambda box: box.update_network({"allow_out": ["example.com"]}),
+    lambda box: Sandbox.create(mcp={"duckduckgo": {}}),
+    lambda box: Sandbox.create(lifecycle={"on_timeout": "pause"}),
+    lambda box: Sandbox.create(network={"allow_out": ["example.com"]}),
+    lambda box: Sandbox.list_snapshots().next_items(),
+    lambda box: box.files.watch_dir("/home/user"),
+    lambda box: box.run_code("1", language="javascript"),
+    lambda box: box.create_code_context(language="r"),
+])
+def test_not_offered(sandbox, call):
+    with pytest.raises(SandboxException, match="thawbox"):
+        call(sandbox)
+
+
+def test_file_metadata_is_refused(sandbox):
+    with pytest.raises(SandboxException):
+        sandbox.files.write("x", "y", metadata={"a": "b"})
+
+
+def test_unknown_template(daemon):
+    with pytest.raises(SandboxException, match="thawboxd with --template nonesuch"):
+        Sandbox.create("nonesuch")
+
+
+# ---- code ----
+
+def test_results(sandbox):
+    seen = []
+    cell = sandbox.run_code("""
+import sys
+print("out")
+print("errs", file=sys.stderr)
+from IPython.display import display, HTML
+display(HTML("<b>é</b>"))
+display({"text/latex": "$x$"}, raw=True)
+"a" + "b"
+""", on_stdout=lambda m: seen.append(m.line), on_stderr=lambda m: seen.append(m.line),
+        on_result=lambda r: seen.append(r.formats()))
+    assert cell.text == "ab" and cell.error is None
+    assert cell.logs.stdout == ["out\n"] and cell.logs.stderr == ["errs\n"]
+    assert cell.results[0].html == "<b>é</b>" and cell.results[1].formats() == ["latex"]
+    assert seen[0] == "out\n" and seen[1] == "errs\n" and len(seen) == 5
+    assert cell.execution_count == 1
+    assert sandbox.run_code("1").execution_count == 2
+
+
+def test_plot(sandbox):
+    cell = sandbox.run_code("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\n'text'")
+    import base64
+
+    assert base64.b64decode(cell.results[0].png).startswith(b"\x89PNG")
+    assert cell.results[0].extra == {} and cell.text == "text"
+
+
+def test_error(sandbox):
+    seen = []
+    cell = sandbox.run_code("def f():\n    nope\nf()", on_error=seen.append)
+    assert cell.error.name == "NameError" and cell.error.value == "name 'nope' is not defined"
+    assert "line 2" in cell.error.traceback or "f()" in cell.error.traceback
+    assert seen == [cell.error]
+
+
+def test_environment_of_one_cell(sandbox):
+    read = "import os; os.environ.get('ONE')"
+    assert sandbox.run_code(read, envs={"ONE": "uno \"ó\" \\ \n"}).text is not None
+    assert sandbox.run_code("print(os.environ.get('ONE'))").logs.stdout == ["None\n"]
+
+
+def test_contexts(sandbox):
+    sandbox.run_code("x = 1")
+    other = sandbox.create_code_context(cwd="/tmp")
+    assert sandbox.run_code("import os; os.getcwd()", context=other).text == "/tmp"
+    assert sandbox.run_code("x", context=other).error.name == "NameError"
+    assert sandbox.run_code("y = 2; y", context=other).text == "2"
+    assert [c.id for c in sandbox.list_code_contexts()][-1] == other.id
+    sandbox.restart_code_context(other)
+    cell = sandbox.run_code("y", context=other)
+    assert cell.error.name == "NameError" and cell.execution_count == 1
+    assert sandbox.run_code("os.getcwd()", context=other).error.name == "NameError"
+    assert sandbox.run_code("import os; os.getcwd()", context=other).text == "/tmp"
+    sandbox.remove_code_context(other)
+    with pytest.raises(SandboxException):
+        sandbox.run_code("1", context=other)
+    assert sandbox.run_code("x").text == "1"
+
+
+def test_restart_of_the_default_context(sandbox):
+    sandbox.run_code("x = 1")
+    default = sandbox.list_code_contexts()[0]
+    sandbox.restart_code_context(default)
+    assert sandbox.run_code("x").error.name == "NameError"
+
+
+def test_interpreter_that_dies(sandbox):
+    cell = sandbox.run_code("print('last words', flush=True)\nimport os; os._exit(3)")
+    assert cell.error.name == "KernelDied" and "exited with code 3" in cell.error.value
+    assert sandbox.run_code("1 + 1").text == "2"
+
+
+def test_client_that_leaves_interrupts(sandbox):
+    sandbox.run_code("x = 5")
+    with pytest.raises(TimeoutException):
+        sandbox.run_code("import time; time.sleep(300)", timeout=2)
+    assert sandbox.run_code("x", timeout=60).text == "5", "the context is kept"
+
+
+# ---- files ----
+
+def test_files(sandbox):
+    files = sandbox.files
+    info = files.write("notes/a.txt", "hällo")
+    assert (info.path, info.name, info.type.value) == ("/home/user/notes/a.txt", "a.txt", "file")
+    assert files.read("notes/a.txt") == "hällo"
+    assert files.read("/home/user/notes/a.txt", format="bytes") == "hällo".encode()
+    entry = files.get_info("notes/a.txt")
+    assert (entry.size, entry.mode, entry.permissions, entry.owner) == (6, 0o644, "-rw-r--r--", "user")
+    assert files.exists("notes") and not files.exists("nothing")
+    assert files.make_dir("deep/er") and not files.make_dir("deep/er")
+    assert files.rename("notes/a.txt", "deep/er/b.txt").path == "/home/user/deep/er/b.txt"
+    assert [e.path for e in files.list("deep", depth=2)] == ["/home/user/deep/er", "/home/user/deep/er/b.txt"]
+    files.remove("deep")
+    assert not files.exists("deep")
+    with pytest.raises(FileNotFoundException):
+        files.read("deep/er/b.txt")
+    with pytest.raises(InvalidArgumentException, match="is a directory"):
+        files.read("notes")
+    with pytest.raises(InvalidArgumentException):
+        files.list("/etc/hostname")
+    assert files.write("/root/x", "1", user="root").path == "/root/x"
+    assert files.get_info("/root/x", user="root").owner == "root"
+
+
+def test_many_files(sandbox):
+    names = {"one.txt": "1", 'with "quotes" é.txt': "2", "sub/dir/three": b"\x00\xff" * 10, "empty": ""}
+    written = sandbox.files.write_files([{"path": path, "data": data} for path, data in names.items()])
+    assert [info.path for info in written] == [f"/home/user/{path}" for path in names]
+    for path, data in names.items():
+        assert bytes(sandbox.files.read(path, format="bytes")) == (data if isinstance(data, bytes) else data.encode())
+
+
+def test_large_file(sandbox):
+    """Larger than every buffer on the way, both ways, plain and packed."""
+    data = bytes(range(256)) * 4096 * 3
+    sandbox.files.write("big", io.BytesIO(data), request_timeout=120)
+    assert sandbox.files.get_info("big").size == len(data)
+    assert bytes(sandbox.files.read("big", format="bytes", request_timeout=120)) == data
+    sandbox.files.write("packed", data, gzip=True, request_timeout=120)
+    assert sandbox.files.get_info("packed").size == len(data)
+    total = sum(len(piece) for piece in sandbox.files.read("big", format="stream", request_timeout=120))
+    assert total == len(data)
+
+
+def test_signed_urls(daemon, sandbox):
+    put = sandbox.upload_url("signed.txt")
+    body = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\n\r\nsigned\r\n--b--\r\n"
+    request = urllib.request.Request(put, body, {"Content-Type": "multipart/form-data; boundary=b"})
+    assert urllib.request.urlopen(request).status == 200
+    url = sandbox.download_url("signed.txt")
+    assert urllib.request.urlopen(url).read() == b"signed"
+    for wrong, text in ((url.replace("signature=v1_", "signature=v1_x"), b"invalid signature"),
+                        (sandbox.download_url("signed.txt", use_signature_expiration=-10), b"already expired"),
+                        (url.split("&signature")[0], b"missing signature")):
+        status, body = daemon.get(wrong.removeprefix(daemon.url))
+        assert status == 401 and text in body
+
+
+# ---- commands ----
+
+def test_commands(sandbox):
+    done = sandbox.commands.run("echo out; echo errs >&2; echo $A $USER; pwd", envs={"A": "1"}, cwd="/tmp")
+    assert (done.stdout, done.stderr, done.exit_code) == ("out\n1 user\n/tmp\n", "errs\n", 0)
+    with pytest.raises(CommandExitException) as failed:
+        sandbox.commands.run("exit 3")
+    assert failed.value.exit_code == 3
+    assert sandbox.commands.run("id -un", user="root").stdout == "root\n"
+    with pytest.raises(SandboxException, match="does not exist"):
+        sandbox.commands.run("true", cwd="/no/where")
+
+
+def test_background_command(sandbox):
+    handle = sandbox.commands.run("read a; echo got $a; read b; echo got $b; sleep 1000", background=True, stdin=True,
+                                  timeout=0)
+    listed = sandbox.commands.list()
+    assert [p.pid for p in listed] == [handle.pid] and listed[0].cmd == "/bin/bash"
+    sandbox.commands.send_stdin(handle.pid, "one\n")
+    lines = iter(handle)
+    assert next(lines)[0] == "got one\n"
+    handle.disconnect()
+    assert [p.pid for p in sandbox.commands.list()] == [handle.pid], "a client that leaves does not kill"
+    again = sandbox.commands.connect(handle.pid, timeout=0)
+    sandbox.commands.stream_input(handle.pid, ["t", "wo\n"])
+    assert next(iter(again))[0] == "got two\n"
+    assert sandbox.commands.kill(handle.pid)
+    with pytest.raises(CommandExitException):
+        again.wait()
+    assert sandbox.commands.list() == [] and not sandbox.commands.kill(handle.pid)
+    with pytest.raises(NotFoundException):
+        sandbox.commands.send_stdin(handle.pid, "x")
+
+
+def test_end_of_input(sandbox):
+    handle = sandbox.commands.run("cat", background=True, stdin=True)
+    sandbox.commands.send_stdin(handle.pid, "abc")
+    sandbox.commands.close_stdin(handle.pid)
+    assert handle.wait().stdout == "abc"
+
+
+def test_deadline_of_a_command(sandbox):
+    with pytest.raises(TimeoutException):
+        sandbox.commands.run("sleep 1000", timeout=20)
+    assert sandbox.commands.list() == []
+
+
+def test_terminal(sandbox):
+    from e2b import PtySize
+
+    handle = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=0)
+    sandbox.pty.resize(handle.pid, PtySize(rows=30, cols=90))
+    sandbox.pty.send_stdin(handle.pid, b"echo $((20+22)); stty size; exit\n")
+    seen = b"".join(data for _, _, data in handle if data)
+    assert b"42\r\n" in seen and b"30 90" in seen

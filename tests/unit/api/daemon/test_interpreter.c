@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "api/daemon/interpreter.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+static void expect(const char *display, const char *line)
+{
+	json_t *in = json_loads(display, 0, NULL), *want = json_loads(line, 0, NULL);
+	json_t *got = interpreter_result(in);
+	char *text = json_dumps(got, JSON_SORT_KEYS);
+
+	cr_assert(in && want);
+	cr_expect(json_equal(got, want), "%s", text);
+	free(text);
+	json_decref(in);
+	json_decref(want);
+	json_decref(got);
+}
+
+Test(interpreter, results)
+{
+	expect("{\"kind\":\"result\",\"data\":{\"text/plain\":\"'a'\"}}",
+	       "{\"type\":\"result\",\"is_main_result\":true,\"text\":\"a\",\"extra\":{}}");
+	expect("{\"kind\":\"display\",\"data\":{\"text/plain\":\"'a\",\"image/png\":\"AA==\",\"x/"
+	       "y\":\"z\","
+	       "\"application/json\":\"[1]\"}}",
+	       "{\"type\":\"result\",\"is_main_result\":false,\"text\":\"'a\",\"png\":\"AA==\","
+	       "\"json\":[1],\"extra\":{\"x/y\":\"z\"}}");
+	expect("{\"data\":{\"text/plain\":\"'\",\"application/javascript\":\"1\"}}",
+	       "{\"type\":\"result\",\"is_main_result\":false,\"text\":\"'\",\"javascript\":\"1\","
+	       "\"extra\":{}}");
+}
+
+Test(interpreter, characters_that_are_not_complete)
+{
+	static const struct {
+		const char *text;
+		size_t open;
+	} cases[] = { { "", 0 },
+		      { "a", 0 },
+		      { "\xc3\xa9", 0 },
+		      { "a\xc3", 1 },
+		      { "\xe2\x82", 2 },
+		      { "\xe2\x82\xac", 0 },
+		      { "\xf0\x9f", 2 },
+		      { "\xf0\x9f\x98", 3 },
+		      { "\xf0\x9f\x98\x80", 0 },
+		      { "\x80\x80\x80\x80", 0 } };
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		cr_expect_eq(interpreter_open_tail((const uint8_t *)cases[i].text,
+		                                   strlen(cases[i].text)),
+		             cases[i].open, "%zu", i);
+}
