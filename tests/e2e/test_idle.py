@@ -190,7 +190,7 @@ def test_pause_and_freeze_while_it_waits(vmm, template, tmp_path):
         m.call("resume")
         assert stream.answer().text == "42"
         m.call("pause")
-        m.call("snapshot", dir=str(tmp_path / "frozen"))
+        m.snapshot(tmp_path / "frozen")
     with vmm() as m:
         assert m.thaw(tmp_path / "frozen", "x + 2").answer().text == "43"
         m.call("pause")

@@ -40,7 +40,7 @@ print(history, open("/home/user/chain").read().split(), before, after - before, 
             assert before > last and slept >= 0.05
             assert abs(real - time.time()) < 60, "a stale wall clock"
             last = before + slept
-            m.call("snapshot", dir=str(tmp_path / f"generation-{generation}"))
+            m.snapshot(tmp_path / f"generation-{generation}")
         source = tmp_path / f"generation-{generation}"
 
 
@@ -65,7 +65,7 @@ def test_rows_1_2_3_frozen_under_traffic(vmm, template, tmp_path):
         assert stream.sock.recv(1)  # it prints; nobody reads the rest, so that it stands still with bytes under way
         other = m.connect(AGENT)
         other.sock.sendall(request(op="write", path="/tmp/half", size=1 << 20) + frame(2, b"z" * 65536))
-        m.call("snapshot", dir=str(tmp_path / "frozen"))
+        m.snapshot(tmp_path / "frozen")
     with vmm() as m:
         m.thaw(tmp_path / "frozen", None)
         agent = m.connect(AGENT)
@@ -86,7 +86,7 @@ def test_row_18_open_connections_are_reset(vmm, template, tmp_path):
         cell = stream.run("s = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)\ns.settimeout(60); s.connect((2, 7000))")
         assert cell.result["status"] == "ok", cell.result
         accepted, _ = listener.accept()
-        m.call("snapshot", dir=str(tmp_path / "frozen"))
+        m.snapshot(tmp_path / "frozen")
         accepted.close()
     with vmm() as m:
         stream = thawed(m, tmp_path / "frozen")
@@ -100,7 +100,7 @@ def test_row_6_connection_storm_right_after_a_thaw(vmm, template, tmp_path):
     with vmm() as m:
         stream = m.thaw(template, "1")
         assert stream.answer().text == "1"
-        m.call("snapshot", dir=str(tmp_path / "frozen"))
+        m.snapshot(tmp_path / "frozen")
     with vmm() as m:
         m.thaw(tmp_path / "frozen", None)
         streams = [m.connect(AGENT) for _ in range(100)]
@@ -124,7 +124,7 @@ def test_rows_8_9_10_disk_io_in_flight(vmm, template, tmp_path):
         while not m.call("stats")["disks"][1]["throttle"]["waits"]:
             assert time.monotonic() < end
             time.sleep(0.02)
-        m.call("snapshot", dir=str(tmp_path / "frozen"))
+        m.snapshot(tmp_path / "frozen")
     with vmm() as m:
         cell = thawed(m, tmp_path / "frozen").run(
             "t.join(); os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
@@ -178,10 +178,10 @@ def test_row_19_cpu_state_is_the_same_before_and_after(vmm, template, tmp_path):
     first = tmp_path / "first"
     with vmm() as m:
         assert m.thaw(template, "1").answer().text == "1"
-        m.call("snapshot", dir=str(first))
+        m.snapshot(first)
     with vmm() as m:
         m.thaw(first, None, paused=True)
-        m.call("snapshot", dir=str(tmp_path / "second"))
+        m.snapshot(tmp_path / "second")
     before, after = (sections((tmp_path / name / "state").read_bytes()) for name in ("first", "second"))
     for tag in ("CPID", "REGS", "SREG", "XCRS", "XSAV", "DREG"):
         assert before[tag] == after[tag], tag

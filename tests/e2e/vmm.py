@@ -6,6 +6,7 @@ import array
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -177,6 +178,9 @@ class Vmm:
         files = [os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644) for name in names]
         try:
             self.call("snapshot", parts=names, fd=files)
+        except BaseException:
+            shutil.rmtree(directory)
+            raise
         finally:
             for file in files:
                 os.close(file)

@@ -39,7 +39,7 @@ def frozen(tmp_path_factory) -> Path:
         m.call("boot", kernel=str(folder / "kernel"), memory_mb=64,
                disks=[{"path": str(folder / "disk.img"), "overlay": True}], overlay_dir=str(folder))
         m.event("parked", 60)
-        m.call("snapshot", dir=str(folder / "snapshot"))
+        m.snapshot(folder / "snapshot")
     yield folder / "snapshot"
     shutil.rmtree(folder)
 

@@ -35,20 +35,6 @@ def in_tmpfs(tmp_path, thawbox):
     return start
 
 
-def test_snapshot_on_a_full_disk(in_tmpfs, vmm, frozen, tmp_path):
-    """A disk of 1 MiB does not fit: told, nothing left there, and the machine can be frozen elsewhere."""
-    monitor, folder = in_tmpfs("600k")
-    with monitor as m, unchanged(frozen):
-        m.thaw(frozen, None, paused=True)
-        with pytest.raises(VmmError, match="No space") as error:
-            m.call("snapshot", dir=str(folder / "snapshot"))
-        told(error.value)
-        assert not os.listdir(f"/proc/{m.process.pid}/root{folder}")
-        m.call("snapshot", dir=str(tmp_path / "elsewhere"))
-    with vmm() as m:
-        m.thaw(tmp_path / "elsewhere", None)
-
-
 def test_disk_overlay_that_is_full(in_tmpfs, template):
     """The guest's write fails in the guest; its interpreter goes on."""
     monitor, folder = in_tmpfs("128k")
@@ -113,7 +99,7 @@ def test_snapshot_over_the_limit_of_file_sizes(thawbox, frozen, tmp_path):
     with Limited(thawbox.env, RLIMIT_FSIZE=2 << 20) as m, unchanged(frozen):
         m.thaw(frozen, None, paused=True)
         with pytest.raises(VmmError, match="File too large") as error:
-            m.call("snapshot", dir=str(tmp_path / "snapshot"))
+            m.snapshot(tmp_path / "snapshot")
         told(error.value)
         m.call("resume")
     assert not list(tmp_path.glob("snapshot*"))
@@ -194,36 +180,10 @@ def test_template_removed_under_running_sandboxes(vmm, template, tmp_path):
         assert stream.answer().text == "2"
         shutil.rmtree(copy)
         assert stream.run("import os; os.listdir('/usr/lib/python3/dist-packages')[:1] != [None]").text == "True"
-        m.call("snapshot", dir=str(tmp_path / "frozen"))
+        m.snapshot(tmp_path / "frozen")
     with vmm() as m:
         m.thaw(tmp_path / "frozen", None)
         assert m.connect(m.thawed["port"]).run("20 + 22").text == "42"
-
-
-def test_two_snapshots_of_one_name_at_once(vmm, frozen, tmp_path):
-    """One is there, whole; the other is told that it is, and leaves nothing."""
-    target = tmp_path / "target"
-    outcomes = []
-
-    def freeze(m):
-        try:
-            outcomes.append(m.call("snapshot", dir=str(target))["ok"])
-        except VmmError as error:
-            told(error)
-            outcomes.append(str(error))
-
-    with vmm() as a, vmm() as b:
-        for m in (a, b):
-            m.thaw(frozen, None, paused=True)
-        threads = [threading.Thread(target=freeze, args=(m,)) for m in (a, b)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert outcomes.count(True) == 1 and "exist" in str(outcomes) + "exists", outcomes
-    assert [p.name for p in tmp_path.glob("target*")] == ["target"]
-    with vmm() as m:
-        m.thaw(target, None)
 
 
 def monitor_of(thawbox) -> int:
