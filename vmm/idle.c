@@ -242,6 +242,7 @@ bool idle_adopt(struct vm *vm, int fd, uint32_t port)
 	if (vm->first.fd >= 0 && (!atomic_load(&idle->on) || take_request(vm) || vm->first.fd >= 0))
 		return false;
 	first_open(&vm->first, fd);
+	first_put_back(&vm->first);
 	if (atomic_load(&idle->on) && !take_request(vm) && vm->first.fd >= 0)
 		loop_poll(&vm->loop, &idle->request_op, vm->first.fd, POLLIN);
 	return true;

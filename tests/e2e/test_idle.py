@@ -151,6 +151,19 @@ def test_requests_in_pieces_and_in_packs(vmm, template):
         assert [stream.answer().text for _ in range(5)] == ["0", "1", "2", "3", "4"]
 
 
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_request_that_is_there_before_its_stream(vmm, template, settled):
+    with vmm() as m:
+        m.thaw(template, None)
+        if settled:
+            settle(m)
+        ours, theirs = socket.socketpair()
+        ours.sendall(request(op="run", code="6 * 7"))
+        with theirs:
+            m.call("connect", port=m.thawed["port"], fd=theirs.fileno())
+        assert Stream(ours).answer().text == "42"
+
+
 def test_two_streams_at_once(vmm, template):
     """The second waits for the end of the first, as by vsock it would."""
     with vmm() as m:
