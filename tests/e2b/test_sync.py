@@ -290,3 +290,21 @@ def test_terminal(sandbox):
     sandbox.pty.send_stdin(handle.pid, b"echo $((20+22)); stty size; exit\n")
     seen = b"".join(data for _, _, data in handle if data)
     assert b"42\r\n" in seen and b"30 90" in seen
+
+
+# ---- all of it together ----
+
+def test_program_of_an_agent(sandbox):
+    """A table goes in, a chart comes out."""
+    sandbox.files.write("data.csv", "month,sales\n" + "".join(f"{n},{n * n}\n" for n in range(1, 13)))
+    cell = sandbox.run_code("""
+import pandas as pd, matplotlib.pyplot as plt
+df = pd.read_csv("data.csv")
+df.plot(x="month", y="sales")
+plt.savefig("chart.png")
+int(df.sales.sum())
+""", timeout=0)
+    assert cell.error is None and cell.text == "650"
+    assert {"data.csv", "chart.png"} <= {entry.name for entry in sandbox.files.list(".")}
+    picture = bytes(sandbox.files.read("chart.png", format="bytes"))
+    assert picture.startswith(b"\x89PNG\r\n") and picture.rstrip().endswith(b"IEND\xaeB`\x82")
