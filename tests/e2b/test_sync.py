@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import io
+import time
 import urllib.request
 
 import pytest
@@ -223,8 +224,8 @@ def test_large_file(sandbox):
 
 def test_signed_urls(daemon, sandbox):
     put = sandbox.upload_url("signed.txt")
-    body = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\n\r\nsigned\r\n--b--\r\n"
-    request = urllib.request.Request(put, body, {"Content-Type": "multipart/form-data; boundary=b"})
+    body = b"--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\n\r\nsigned\r\n--edge--\r\n"
+    request = urllib.request.Request(put, body, {"Content-Type": "multipart/form-data; boundary=edge"})
     assert urllib.request.urlopen(request).status == 200
     url = sandbox.download_url("signed.txt")
     assert urllib.request.urlopen(url).read() == b"signed"
@@ -279,7 +280,11 @@ def test_end_of_input(sandbox):
 def test_deadline_of_a_command(sandbox):
     with pytest.raises(TimeoutException):
         sandbox.commands.run("sleep 1000", timeout=20)
+    end = time.monotonic() + 60  # the SDK's clock and the daemon's do not strike at once
+    while sandbox.commands.list() and time.monotonic() < end:
+        time.sleep(0.1)
     assert sandbox.commands.list() == []
+    assert "sleep" not in sandbox.commands.run("ps -eo comm", timeout=0).stdout
 
 
 def test_terminal(sandbox):
