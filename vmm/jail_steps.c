@@ -164,7 +164,7 @@ int steps_become(uint32_t id)
 }
 
 /* Never above what there is: only an administrator could. */
-static int limit(int resource, rlim_t max)
+static int limit(__rlimit_resource_t resource, rlim_t max)
 {
 	struct rlimit now;
 
