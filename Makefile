@@ -9,7 +9,7 @@ OUT ?= out
 VARIANT ?= release
 
 # Everything that is needed from Debian 12, in one place: to build and run, then to test.
-PACKAGES_RUN = gcc make libc6-dev liburing-dev libfdt-dev libjansson-dev libedit-dev libxxhash-dev \
+PACKAGES_RUN = gcc make libc6-dev liburing-dev libfdt-dev libjansson-dev libedit-dev libxxhash-dev libseccomp-dev \
 	libmicrohttpd-dev nettle-dev zlib1g-dev \
 	linux-source-6.12 flex bison bc libelf-dev libssl-dev xz-utils zstd lz4 bzip2 gzip gdb cpio \
 	mmdebstrap erofs-utils e2fsprogs python3-dev python3-matplotlib python3-numpy
@@ -58,11 +58,13 @@ LIBS_daemon = $(LIBS_api) -l:liburing.a -l:libz.a -lmicrohttpd
 
 sources = $(wildcard $(1)/*.c)
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
-library = $(call objects,$(filter-out $(1)/main.c $(1)/init.c,$(call sources,$(1))))
+library = $(call objects,$(filter-out $(1)/main.c $(1)/init.c $(GENERATOR),$(call sources,$(1))))
+# Run by make alone: compiles the monitor's system call filters.
+GENERATOR = vmm/seccomp_gen.c vmm/seccomp_rules.c
 
 CORE = $(call library,core)
 DEVICES = $(call library,devices)
-VMM = $(call library,vmm)
+VMM = $(call library,vmm) $(B)/obj/vmm/seccomp_code.o
 API = $(call library,api)
 DAEMON = $(call library,api/daemon)
 INIT = $(call library,guest/init)
@@ -98,6 +100,17 @@ programs: $(PROGRAMS) $(CORE) $(DEVICES) $(VMM) $(API) $(DAEMON) $(INIT)
 $(B)/thawbox-vmm: $(call objects,vmm/main.c) $(VMM) $(DEVICES) $(CORE)
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS_vmm)
+
+$(B)/seccomp_gen: $(call objects,$(GENERATOR))
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -l:libseccomp.a
+$(B)/gen/vmm/seccomp_code.c: $(B)/seccomp_gen
+	$(call say,GEN,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)ASAN_OPTIONS=detect_leaks=0 $< >$@
+$(B)/obj/vmm/seccomp_code.o: $(B)/gen/vmm/seccomp_code.c
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CFLAGS) -c -o $@ $<
 
 $(B)/libcore.a: $(CORE)
 	$(Q)rm -f $@ && ar rcs $@ $^

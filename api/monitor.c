@@ -75,6 +75,7 @@ static void make_argv(const struct monitor_start *how, const char **argv)
 		{ "--require-isolation",
 		  either(how->isolation.least, "THAWBOX_REQUIRE_ISOLATION") },
 		{ "--uid-base", getenv("THAWBOX_UID_BASE") },
+		{ "--seccomp", getenv("THAWBOX_SECCOMP") },
 	};
 	unsigned n = 0;
 
@@ -279,8 +280,11 @@ bool monitor_ended(int pid_fd, int log_fd, int wait_ms, char *words, size_t size
 		(void)snprintf(words, size, "exited with code %d%s%s", info.si_status,
 		               *line ? ": " : "", line);
 	else
-		(void)snprintf(words, size, "was killed by signal %d (SIG%s)", info.si_status,
-		               sigabbrev_np(info.si_status));
+		(void)snprintf(words, size, "was killed by signal %d (SIG%s)%s", info.si_status,
+		               sigabbrev_np(info.si_status),
+		               info.si_status == SIGSYS
+		                       ? ": it made a system call that its filter does not allow"
+		                       : "");
 	return true;
 }
 

@@ -8,6 +8,7 @@
 #include "vmm/env.h"
 #include "vmm/jail.h"
 #include "vmm/lines.h"
+#include "vmm/seccomp.h"
 #include "vmm/thaw.h"
 #include "vmm/trace.h"
 
@@ -98,6 +99,15 @@ static const char *overlay_dir(const json_t *line)
 	return dir ? dir : FILES_OVERLAY_DIR;
 }
 
+/* Each thread takes its filter when its part of the machine is made, before anything of the guest runs. */
+static void note_seccomp(void)
+{
+	const char *why;
+	bool on = seccomp_available(&why);
+
+	jail_note(JAIL_SECCOMP, on, why);
+}
+
 /* /dev/kvm and all else that has a name are open: from here on the monitor has no more of the host. */
 static int enter_jail(struct ctl *ctl, struct vm_files *files, struct err *err)
 {
@@ -112,6 +122,7 @@ static int enter_jail(struct ctl *ctl, struct vm_files *files, struct err *err)
 		ret = jail_drop(files->largest, err);
 	if (ret >= 0)
 		ret = files_entered(files, err);
+	note_seccomp();
 	if (ret >= 0)
 		ret = jail_check(err);
 	trace_end("jail entered", jail_level());
@@ -395,6 +406,8 @@ static int isolation(struct ctl *ctl, const json_t *line, struct err *err)
 	(void)line;
 	if (ret == 0)
 		ret = jail_drop(0, err);
+	if (!ctl->has_vm)
+		note_seccomp();
 	if (ret < 0)
 		return ret;
 	report = jail_report();

@@ -18,7 +18,7 @@ struct vm_files {
 	int overlay_fd[LAYOUT_VIRTIO_SLOTS]; /* owned, by disk: an unnamed file, empty; -1: none */
 	int pagemap_fd;                      /* owned: /proc/self/pagemap, to record; -1: not */
 	struct vsock_unix vsock;             /* owned: listens; fd -1: not */
-	int vsock_window; /* by which the machine still reaches it (jail_window()) */
+	int vsock_window; /* by which the machine still reaches it (jail_window()); -1: no vsock */
 	uint64_t largest; /* bytes of the largest file that will be written */
 };
 

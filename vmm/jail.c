@@ -37,6 +37,7 @@ static const struct {
 	[JAIL_CGROUP_NS] = { "cgroup namespace", JAIL_LEVEL_FULL },
 	[JAIL_LANDLOCK] = { "landlock", JAIL_LEVEL_FULL },
 	[JAIL_CGROUP] = { "cgroup limits", JAIL_LEVEL_NONE },
+	[JAIL_SECCOMP] = { "seccomp", JAIL_LEVEL_FULL },
 };
 
 static const char *const level_names[] = { "none", "vm", "user", "full" };
@@ -168,7 +169,7 @@ int jail_window(const char *path, struct err *err)
 	const char *slash = strrchr(path, '/');
 	char *dir;
 
-	if (jail_is_entered()) {
+	if (jail_is_entered() || (jail.entered && jail.layer[JAIL_SECCOMP].on)) {
 		err_set(err, -EPERM, "%s: this monitor is in its jail already", path);
 		return err_remedy(err, "name the path to a monitor that is started for it, or use "
 		                       "`connect`");

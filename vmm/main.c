@@ -6,6 +6,7 @@
 #include "vmm/ctl.h"
 #include "vmm/jail.h"
 #include "vmm/kvm.h"
+#include "vmm/seccomp.h"
 #include "vmm/trace.h"
 #include "vmm/zygote.h"
 
@@ -50,6 +51,10 @@ static const char help[] =
 	"                   (thawbox doctor --isolation)\n"
 	"  --uid-base N     as root, a sandbox's user and group are N plus its pid (default\n"
 	"                   1879048192)\n"
+	"  --seccomp MODE   what a system call meets that the thread's role does not need: kill\n"
+	"                   (default); trap, with a line on standard error, or log (the "
+	"kernel's),\n"
+	"                   to find out which; off, for measuring only, as with --isolation none\n"
 	"  --check          what this host's KVM offers, as JSON; exit 1 when something is "
 	"missing\n"
 	"  --fingerprint    the CPU that a snapshot made here is bound to\n"
@@ -141,6 +146,7 @@ int main(int argc, char **argv)
 		{ "isolation", required_argument, NULL, 'i' },
 		{ "require-isolation", required_argument, NULL, 'r' },
 		{ "uid-base", required_argument, NULL, 'u' },
+		{ "seccomp", required_argument, NULL, 's' },
 		{ "log", required_argument, NULL, 'l' },
 		{ "trace", required_argument, NULL, 't' },
 		{ "check", no_argument, NULL, 'k' },
@@ -151,7 +157,7 @@ int main(int argc, char **argv)
 	};
 	uint64_t start_ns = clock_mono_ns();
 	struct jail_config isolation = { .most = JAIL_LEVEL_FULL, .uid_base = JAIL_UID_BASE };
-	int fd = -1, opt, level = LOG_LVL_WARN;
+	int fd = -1, opt, filter = -1, level = LOG_LVL_WARN;
 	const char *path = NULL, *trace = NULL;
 	struct err err = { 0 };
 	bool zygote = false;
@@ -186,6 +192,11 @@ int main(int argc, char **argv)
 			if (!parse_level(optarg, &isolation.least))
 				return usage("--require-isolation wants none, vm, user or full");
 			break;
+		case 's':
+			filter = seccomp_mode_of(optarg);
+			if (filter < 0)
+				return usage("--seccomp wants kill, trap, log or off");
+			break;
 		case 'u':
 			isolation.uid_base = (uint32_t)strtoul(optarg, &end, 0);
 			if (*end || !isolation.uid_base)
@@ -208,6 +219,10 @@ int main(int argc, char **argv)
 	if (optind < argc || (fd < 0) == !path)
 		return usage("want one of --control-fd N and --control PATH");
 	log_open(2, (enum log_level)level, "thawbox-vmm");
+	if (filter < 0 && isolation.most == JAIL_LEVEL_NONE)
+		filter = SECCOMP_OFF;
+	if (filter >= 0)
+		seccomp_set_mode((enum seccomp_mode)filter);
 	jail_begin(&isolation, fd);
 	if (trace && begin_trace(trace, zygote, start_ns, &err) < 0)
 		return failed(&err);

@@ -10,6 +10,7 @@
 #include "core/own.h"
 #include "vmm/clock.h"
 #include "vmm/guestpages.h"
+#include "vmm/seccomp.h"
 #include "vmm/trace.h"
 
 #include <errno.h>
@@ -306,7 +307,10 @@ static int populate(struct thaw *thaw, struct err *err)
 	return ret;
 }
 
-/* On the vCPU's thread: everything of KVM, in the order of docs/snapshot.md, then a share of the pages. */
+/*
+ * On the vCPU's thread: everything of KVM, in the order of docs/snapshot.md, then a share of the pages. The
+ * filter comes before that: what it costs one thread is work that the other takes.
+ */
 static int load_vm(struct thaw *thaw, struct err *err)
 {
 	struct vm *vm = thaw->vm;
@@ -325,12 +329,17 @@ static int load_vm(struct thaw *thaw, struct err *err)
 	if (ret == 0)
 		ret = wake_kernel(thaw, err);
 	vm->timing.state = clock_mono_ns();
+	if (ret == 0 && !vm->vcpu[0].confined)
+		ret = vcpu_confine(&vm->vcpu[0], false, err);
 	return ret < 0 ? ret : populate(thaw, err);
 }
 
 static int shell_job(void *ctx, struct err *err)
 {
-	return make_vm(ctx, err);
+	struct thaw *thaw = ctx;
+	int ret = make_vm(thaw, err);
+
+	return ret < 0 ? ret : vcpu_confine(&thaw->vm->vcpu[0], true, err);
 }
 
 static int load_job(void *ctx, struct err *err)
@@ -410,6 +419,15 @@ static int begin_pages(struct thaw *thaw, struct err *err)
 	return ret < 0 ? err_set(err, ret, "the guest's page tables: %s", strerror(-ret)) : 0;
 }
 
+/* All is open. A shell has done so before. */
+static int confine(struct thaw *thaw, struct err *err)
+{
+	unsigned extras = (thaw->config ? 0 : SECCOMP_LOOP_WAITS) |
+	                  (thaw->files->vsock_window >= 0 ? SECCOMP_LOOP_UNIX : 0u);
+
+	return thaw->vm->confined ? 0 : vm_confine(thaw->vm, extras, err);
+}
+
 /* The loop's half of the work; the vCPU's thread is at its own. */
 static int fill_vm(struct thaw *thaw, struct err *err)
 {
@@ -432,6 +450,8 @@ static int fill_vm(struct thaw *thaw, struct err *err)
 	if (ret == 0)
 		ret = machine_state_get_devices(vm, &thaw->src->snap.state, err);
 	trace_end("devices' state loaded", 0);
+	if (ret == 0)
+		ret = confine(thaw, err);
 	vm->timing.devices = clock_mono_ns();
 	/*
 	 * KVM_CREATE_VM takes the lock of the address space, which page faults hold: one after the other is
@@ -542,6 +562,8 @@ int vm_make_shell(struct vm *vm, struct thaw_source *src, struct vm_files *files
 	if (ret < 0)
 		return ret;
 	ret = open_devices(&thaw, err);
+	if (ret == 0)
+		ret = confine(&thaw, err);
 	vm_ret = vcpu_wait_job(&vm->vcpu[0], &vm_err);
 	if (ret == 0 && vm_ret < 0) {
 		*err = vm_err;

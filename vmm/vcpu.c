@@ -5,6 +5,7 @@
 #include "core/own.h"
 #include "vmm/clock.h"
 #include "vmm/cpu.h"
+#include "vmm/seccomp.h"
 #include "vmm/trace.h"
 
 #include <errno.h>
@@ -269,6 +270,28 @@ static bool stand_by(struct vcpu *vcpu)
 	return run;
 }
 
+int vcpu_confine(struct vcpu *vcpu, bool waits, struct err *err)
+{
+	unsigned who = SECCOMP_VCPU | (waits ? SECCOMP_VCPU_WAITS : 0u) |
+	               (trace_on() ? SECCOMP_VCPU_TRACE : 0u);
+	int ret;
+
+	trace_begin("system call filter");
+	ret = seccomp_enter(who, err);
+	trace_end("system call filter", who);
+	vcpu->confined = ret == 0;
+	return ret < 0 ? err_wrap(err, "vCPU %u", vcpu->id) : 0;
+}
+
+/* Nothing runs in a thread that could do anything. */
+static void confine_at_last(struct vcpu *vcpu)
+{
+	struct err err;
+
+	if (!vcpu->confined && vcpu_confine(vcpu, false, &err) < 0)
+		end(vcpu, VCPU_END_KVM_ERROR, err.msg);
+}
+
 static void *vcpu_main(void *arg)
 {
 	struct vcpu *vcpu = arg;
@@ -278,7 +301,9 @@ static void *vcpu_main(void *arg)
 	trace_point("thread runs", 0);
 	run = stand_by(vcpu);
 	/* From here on where the scheduler wants it. */
-	(void)pthread_setaffinity_np(pthread_self(), sizeof(vcpu->cpus), &vcpu->cpus);
+	(void)sched_setaffinity(0, sizeof(vcpu->cpus), &vcpu->cpus);
+	if (run)
+		confine_at_last(vcpu);
 	for (; run; run = stand_by(vcpu)) {
 		trace_counters(TRACE_AT_RUN, vcpu);
 		run_guest(vcpu);

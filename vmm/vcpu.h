@@ -47,6 +47,7 @@ struct vcpu {
 	const struct vcpu_host *host;
 	pthread_t thread;
 	cpu_set_t cpus; /* on which the thread may run; const after start */
+	bool confined;  /* its system call filter is on; the thread's own */
 	bool started;
 	struct vcpu_exits exits;
 	_Atomic int want;  /* enum vcpu_want; written under lock */
@@ -74,6 +75,12 @@ NODISCARD int vcpu_start(struct vcpu *vcpu, struct err *err);
  */
 void vcpu_call(struct vcpu *vcpu, int (*job)(void *ctx, struct err *err), void *ctx);
 NODISCARD int vcpu_wait_job(struct vcpu *vcpu, struct err *err);
+
+/*
+ * Puts the system call filter on the thread, for one that `waits` with room for the rest of a thaw (seccomp.h).
+ * Once, on the vCPU's thread; without it the thread does so itself, just before the guest runs.
+ */
+NODISCARD int vcpu_confine(struct vcpu *vcpu, bool waits, struct err *err);
 
 /* Lets the guest run. Any thread but the vCPU's. */
 void vcpu_run(struct vcpu *vcpu);

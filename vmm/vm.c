@@ -5,6 +5,7 @@
 #include "core/own.h"
 #include "devices/vmmio.h"
 #include "vmm/clock.h"
+#include "vmm/seccomp.h"
 #include "vmm/trace.h"
 
 #include <errno.h>
@@ -462,12 +463,27 @@ int vm_boot(struct vm *vm, struct vm_boot_config *config, struct err *err)
 	vm->nr_vcpus = config->nr_vcpus;
 	if (ret == 0)
 		ret = boot_vcpus(vm, &regs, err);
+	if (ret == 0)
+		ret = vm_confine(
+			vm, config->files->vsock_window >= 0 ? SECCOMP_LOOP_UNIX : 0u, err);
 	if (ret < 0)
 		return ret;
 	vm->stage = VM_LIVE;
 	vm_interrupts_on(vm);
 	vm_resume(vm);
 	return 0;
+}
+
+int vm_confine(struct vm *vm, unsigned extras, struct err *err)
+{
+	int ret;
+
+	extras |= trace_is_due() ? SECCOMP_LOOP_TRACE : 0u;
+	trace_begin("system call filter");
+	ret = seccomp_enter(SECCOMP_LOOP | extras, err);
+	trace_end("system call filter", extras);
+	vm->confined = ret == 0;
+	return ret;
 }
 
 void vm_pause(struct vm *vm)
@@ -482,6 +498,7 @@ void vm_resume(struct vm *vm)
 {
 	if (vm->running)
 		return;
+	BUG_ON(!vm->confined);
 	serial_start(vm->serial);
 	for (unsigned i = 0; i < LAYOUT_VIRTIO_SLOTS; i++)
 		if (vm->slot[i])

@@ -120,6 +120,7 @@ struct vm {
 	struct loop_op trace_op;
 	enum vcpu_end end; /* written once, before ended_event is posted */
 	char end_detail[1024];
+	bool confined;   /* the loop's system call filter is on */
 	bool running;
 	bool hold;                      /* of its vm_thaw_config */
 	int vm_stats_fd, vcpu_stats_fd; /* owned; -1 until they are asked for */
@@ -144,6 +145,12 @@ NODISCARD int vm_record(struct vm *vm, int before_fd, int fd, struct err *err);
 NODISCARD int vm_connect(struct vm *vm, int fd, uint32_t port, struct err *err);
 /* What the kernel and the devices have counted: a new object. */
 json_t *vm_stats(struct vm *vm);
+
+/*
+ * Puts the loop's system call filter on, with what the machine needs on top (enum seccomp_who). Once, before
+ * anything of the guest runs and when all is open.
+ */
+NODISCARD int vm_confine(struct vm *vm, unsigned extras, struct err *err);
 
 /* For boot and thaw. */
 NODISCARD int vm_open_devices(struct vm *vm, struct vsock_unix *un, bool serial_hold,

@@ -114,6 +114,8 @@ class Vmm:
     def _start(self, child: socket.socket, program: Path, *args: str, env: dict[str, str] | None):
         level = os.environ.get("THAWBOX_ISOLATION")  # as the command takes it: a sanitizer's log is out of reach in a jail
         isolation = ["--isolation", level] if level else []
+        if filters := os.environ.get("THAWBOX_SECCOMP"):
+            isolation += ["--seccomp", filters]
         return subprocess.Popen([program, "--control-fd", str(child.fileno()), *isolation, *args],
                                 pass_fds=[child.fileno()], stderr=subprocess.PIPE, env=env)
 

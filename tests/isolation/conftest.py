@@ -6,6 +6,7 @@ until the end. Run by another user, for that one alone.
 """
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -143,8 +144,8 @@ def frozen(who, kernel) -> Path:
 class Zygote:
     """Monitors forked by a zygote that `who` has started."""
 
-    def __init__(self, who: Who, directory: Path):
-        self.vmm = who.vmm("--zygote")
+    def __init__(self, who: Who, directory: Path, *args: str):
+        self.vmm = who.vmm("--zygote", *args)
         self.folder = str(who.folder)
         self.vmm.call("open", dir=str(directory), overlay_dir=self.folder)
 
@@ -167,17 +168,30 @@ def zygote(who, frozen):
     z.vmm.__exit__()
 
 
-@pytest.fixture(params=["exec", "fork", "shell"])
-def monitor(request, who, frozen):
-    """A monitor with a machine: its process, and how it came to be."""
-    if request.param == "exec":
-        with who.vmm() as m:
+@contextlib.contextmanager
+def running(way: str, who: Who, frozen: Path, *args: str):
+    if way == "exec":
+        with who.vmm(*args) as m:
             m.thaw(frozen, "1+1", overlay_dir=str(who.folder)).answer()
             yield m
         return
-    z = Zygote(who, frozen)
+    z = Zygote(who, frozen, *args)
     try:
-        with z.member(request.param, frozen) as m:
+        with z.member(way, frozen) as m:
             yield m
     finally:
         z.vmm.__exit__()
+
+
+@pytest.fixture(params=["exec", "fork", "shell"])
+def monitor(request, who, frozen):
+    """A monitor with a machine, and without filters: what stops a call then is another layer."""
+    with running(request.param, who, frozen, "--seccomp", "off") as m:
+        yield m
+
+
+@pytest.fixture(params=["exec", "fork", "shell"])
+def filtered(request, who, frozen):
+    """A monitor as it is."""
+    with running(request.param, who, frozen) as m:
+        yield m

@@ -15,7 +15,8 @@ SINGLESTEP, GETREGS, SETREGS, DETACH, SEIZE, INTERRUPT = 9, 12, 13, 17, 0x4206, 
 WALL = 0x40000000
 NR = {"read": 0, "write": 1, "open": 2, "mmap": 9, "mprotect": 10, "socket": 41, "connect": 42, "clone": 56, "execve": 59,
       "kill": 62, "chdir": 80, "mkdir": 83, "symlink": 88, "ptrace": 101, "setuid": 105, "setresuid": 117, "prctl": 157,
-      "chroot": 161, "mount": 165, "unshare": 272, "setns": 308, "process_vm_readv": 310, "shmget": 29, "shmat": 30}
+      "chroot": 161, "mount": 165, "unshare": 272, "setns": 308, "process_vm_readv": 310, "shmget": 29, "shmat": 30,
+      "clone3": 435, "bpf": 321, "memfd_create": 319, "userfaultfd": 323, "io_uring_setup": 425, "seccomp": 317}
 
 
 class Regs(ctypes.Structure):
@@ -33,7 +34,17 @@ def _ptrace(request: int, tid: int, data=None) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def is_our_child(tid: int) -> bool:
+    with open(f"/proc/{tid}/status") as file:
+        text = file.read()
+    return f"\nTgid:\t{tid}\n" in text and f"\nPPid:\t{os.getpid()}\n" in text
+
+
 def _wait(tid: int) -> None:
+    """A child of ours that has ended is left to who waits for it as such; others are told when the tracer knows."""
+    end = os.waitid(os.P_PID, tid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | WALL)
+    if end.si_code in (os.CLD_KILLED, os.CLD_DUMPED) and is_our_child(tid):
+        raise Died(signal.Signals(end.si_status).name)
     _, status = os.waitpid(tid, WALL)
     if not os.WIFSTOPPED(status):
         raise Died(signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {status:#x}")

@@ -15,7 +15,8 @@ from vmm import Forked, VmmError, marked_processes
 
 UID_BASE = 0x70000000
 LAYERS = ("descriptors", "environment", "capabilities", "no new privileges", "not dumpable", "limits", "own user",
-          "empty root", "net namespace", "pid namespace", "ipc namespace", "uts namespace", "cgroup namespace", "landlock")
+          "empty root", "net namespace", "pid namespace", "ipc namespace", "uts namespace", "cgroup namespace", "landlock",
+          "seccomp")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="looks into processes as root")
 
 
@@ -331,7 +332,7 @@ def test_without_namespaces(who, kernel, tmp_path):
 def test_vsock_folder_is_all_there_is(who, frozen):
     """A machine with a vsock socket keeps its caller's user, for that folder; the rest is as ever."""
     path = who.folder / "private-tmp" / "v.sock"
-    with who.vmm() as m:
+    with who.vmm("--seccomp", "off") as m:
         m.thaw(frozen, "1+1", vsock=str(path), overlay_dir=str(who.folder)).answer()
         report = m.call("isolation")
         assert report["level"] == ("vm" if who.root else "user"), report
