@@ -10,9 +10,7 @@
 
 void files_init(struct vm_files *files)
 {
-	*files = (struct vm_files){ .pagemap_fd = -1,
-		                     .vsock = { .fd = -1 },
-		                     .vsock_window = -1 };
+	*files = (struct vm_files){ .pagemap_fd = -1, .vsock = { .fd = -1 }, .vsock_window = -1 };
 	for (unsigned i = 0; i < ARRAY_LEN(files->overlay_fd); i++)
 		files->overlay_fd[i] = -1;
 }

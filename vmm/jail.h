@@ -7,6 +7,7 @@
  *	jail_window()	the few host directories that a machine needs later; anything else is opened now
  *	jail_enter()	namespaces and an empty root; a zygote does it once, for all that it forks
  *	jail_drop()	own user, no capabilities, limits, Landlock; each monitor for itself, before its threads
+ *	seccomp_enter()	(seccomp.h) each thread, when its part of the machine is made
  *
  * Whoever starts it makes the pid namespace, which a process cannot move into (api/monitor, jail_fork()). What
  * the host does not grant is left out and reported; jail_check() refuses where too little is left. One per

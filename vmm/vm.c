@@ -464,8 +464,8 @@ int vm_boot(struct vm *vm, struct vm_boot_config *config, struct err *err)
 	if (ret == 0)
 		ret = boot_vcpus(vm, &regs, err);
 	if (ret == 0)
-		ret = vm_confine(
-			vm, config->files->vsock_window >= 0 ? SECCOMP_LOOP_UNIX : 0u, err);
+		ret = vm_confine(vm, config->files->vsock_window >= 0 ? SECCOMP_LOOP_UNIX : 0u,
+		                 err);
 	if (ret < 0)
 		return ret;
 	vm->stage = VM_LIVE;

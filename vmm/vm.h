@@ -120,7 +120,7 @@ struct vm {
 	struct loop_op trace_op;
 	enum vcpu_end end; /* written once, before ended_event is posted */
 	char end_detail[1024];
-	bool confined;   /* the loop's system call filter is on */
+	bool confined; /* the loop's system call filter is on */
 	bool running;
 	bool hold;                      /* of its vm_thaw_config */
 	int vm_stats_fd, vcpu_stats_fd; /* owned; -1 until they are asked for */

@@ -227,8 +227,7 @@ Test(seccomp, no_role_with_a_guest_may)
 	for (size_t i = 0; i < seccomp_nr_programs; i++)
 		for (size_t j = 0; j < ARRAY_LEN(never); j++)
 			cr_assert_not(may_at_all(seccomp_programs[i].who, never[j]),
-				              "0x%x may call %d", seccomp_programs[i].who,
-				              never[j]);
+			              "0x%x may call %d", seccomp_programs[i].who, never[j]);
 }
 
 /* A sandbox's threads reach no file and no socket by name; the vCPU's is not even near. */
