@@ -18,10 +18,10 @@ SECONDS = 30  # a guard against hanging
 THAW = [("open", "EMFILE"), ("open", "EIO"), ("read", "EIO"), ("pread", "EIO"), ("pread", "short"), ("mmap", "ENOMEM"),
         ("ioctl", "ENOMEM"), ("ioctl", "EINTR"), ("eventfd", "EMFILE"), ("epoll_create1", "EMFILE"),
         ("getrandom", "EAGAIN"), ("pthread_create", "EAGAIN")]
-SNAPSHOT = [("mkdtemp", "ENOSPC"), ("open", "EMFILE"), ("open", "ENOSPC"), ("pwrite", "ENOSPC"), ("pwrite", "EIO"),
+SNAPSHOT = [("pwrite", "ENOSPC"), ("pwrite", "EIO"),
             ("pwrite", "EFBIG"), ("pwrite", "short"), ("pwrite", "EINTR"), ("fsync", "EIO"), ("fsync", "ENOSPC"),
             ("fsync", "EINTR"), ("ftruncate", "EFBIG"), ("copy_file_range", "ENOSPC"), ("copy_file_range", "short"),
-            ("rename", "EIO"), ("rename", "ENOSPC"), ("ioctl", "ENOMEM"), ("getrandom", "EAGAIN")]
+            ("ioctl", "ENOMEM"), ("getrandom", "EAGAIN")]
 
 
 def thaw(vmm, env, frozen) -> None:
@@ -71,6 +71,8 @@ def test_thaw(vmm, faults, frozen, call, error):
 @pytest.mark.parametrize("call,error", SNAPSHOT)
 def test_snapshot(vmm, faults, frozen, tmp_path, call, error):
     """The machine goes on, and can be frozen afterwards. (Folders and renames are the caller's: tests/unit/api/test_freeze.c.)"""
+    outcomes = []
+
     def operate(env):
         armed = tmp_path / "armed"
         with vmm(env={**env, "FAULT_ARMED_BY": str(armed)}) as m:
@@ -79,8 +81,10 @@ def test_snapshot(vmm, faults, frozen, tmp_path, call, error):
             try:
                 m.snapshot(tmp_path / "new")
                 shutil.rmtree(tmp_path / "new")
+                outcomes.append("done")
             except VmmError as e:
                 told(e)
+                outcomes.append(str(e))
             armed.unlink()
             m.snapshot(tmp_path / "after")
         with vmm() as m:
