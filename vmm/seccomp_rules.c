@@ -148,6 +148,7 @@ const struct seccomp_rule seccomp_rules[] = {
 	{ __NR_lseek, LOOP, ANY,                                 "what of a disk is no hole" },
 	{ __NR_copy_file_range, LOOP, ANY,                       "a disk's content, without it passing through here" },
 	{ __NR_ftruncate, LOOP, ANY,                             "a disk's size" },
+	{ __NR_newfstatat, LOOP, { IS(3, AT_EMPTY_PATH) },       "size of the working set that pages are added to, by its descriptor" },
 	{ __NR_fsync, LOOP, ANY,                                 "it outlives a crash" },
 
 	/* --- a file by its name, in the one folder that such a monitor still sees --- */
