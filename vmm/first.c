@@ -67,8 +67,14 @@ struct iovec first_request(const struct first *first)
 
 struct iovec first_rest(const struct first *first)
 {
-	return (struct iovec){ (uint8_t *)(uintptr_t)first->buf + first->frame,
-		               first->len - first->frame };
+	size_t given = first->given ? first->frame : 0;
+
+	return (struct iovec){ (uint8_t *)(uintptr_t)first->buf + given, first->len - given };
+}
+
+void first_give(struct first *first)
+{
+	first->given = true;
 }
 
 /* Looks for a whole frame: as first_next(). */
@@ -89,11 +95,12 @@ static int find_frame(struct first *first)
 	return 1;
 }
 
-void first_put_back(struct first *first)
+static void forget_frame(struct first *first)
 {
 	free(first->cell);
 	first->cell = NULL;
 	first->frame = 0;
+	first->given = false;
 }
 
 int first_next(struct first *first)
@@ -101,9 +108,11 @@ int first_next(struct first *first)
 	ssize_t n;
 	int ret;
 
+	if (first->frame && !first->given)
+		return 1;
 	first->len -= first->frame;
 	memmove(first->buf, first->buf + first->frame, first->len);
-	first_put_back(first);
+	forget_frame(first);
 	ret = find_frame(first);
 	if (ret || first->fd < 0)
 		return ret;
@@ -119,6 +128,7 @@ void first_open(struct first *first, int fd)
 	first->fd = fd;
 	first->cell = NULL;
 	first->len = first->frame = 0;
+	first->given = false;
 	first->broken = first_next(first) == -EPIPE;
 }
 
@@ -168,5 +178,5 @@ void first_close(struct first *first)
 {
 	own_close_fd(&first->fd);
 	first->fd = -1;
-	first_put_back(first);
+	forget_frame(first);
 }

@@ -19,6 +19,7 @@ struct first {
 	int fd;       /* owned; -1: none */
 	size_t len;   /* bytes taken from the peer */
 	size_t frame; /* of these: one whole frame (0: not whole, or too large) */
+	bool given;   /* the interpreter has that frame */
 	bool broken;  /* the peer is gone: output goes nowhere */
 	uint8_t buf[FIRST_MAX];
 	uint8_t *cell; /* owned: the same request as a CELL; NULL: it is none */
@@ -29,18 +30,17 @@ struct first {
 void first_open(struct first *first, int fd);
 
 /*
- * Forgets the request that stood first and reads what there is, without waiting. 1: the next one is whole; 0: more
- * must come; -EMSGSIZE: too large for the mailbox; -EPIPE: the peer is gone. Loop's thread, while none is being
- * answered.
+ * Forgets the request that stands first if the interpreter has it, and reads what there is, without waiting. 1: one
+ * stands first, whole; 0: more must come; -EMSGSIZE: too large for the mailbox; -EPIPE: the peer is gone. Loop's
+ * thread, while none is being answered.
  */
 NODISCARD int first_next(struct first *first);
 
-/* The request that stands first was not given to the interpreter: it is found again by the next call above. */
-void first_put_back(struct first *first);
-
 /* What goes into the mailbox: the cell, or the frame as it came. n 0: nothing. */
 struct iovec first_request(const struct first *first);
-/* What the peer has written behind that frame, or instead of one. */
+/* That request is the interpreter's from now on. */
+void first_give(struct first *first);
+/* What the peer has written that the interpreter does not have. */
 struct iovec first_rest(const struct first *first);
 
 /*

@@ -2,14 +2,12 @@
 #include "vmm/idle.h"
 
 #include "core/log.h"
-#include "core/own.h"
 #include "vmm/clock.h"
 #include "vmm/thaw.h"
 #include "vmm/vm.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <string.h>
 
 #define NS_PER_SEC 1000000000ull
 /*
@@ -103,6 +101,12 @@ static uint64_t next_timer_ns(struct vm *vm)
 	return guestsym_next_timer(&vm->mem, &vm->gsym, clock.clock);
 }
 
+static void await_request(struct vm *vm)
+{
+	if (vm->first.fd >= 0 && !vm->idle.request_op.busy)
+		loop_poll(&vm->loop, &vm->idle.request_op, vm->first.fd, POLLIN);
+}
+
 /* Waits for a request, or for the time when the guest has something to do by itself. */
 static void stand(struct vm *vm)
 {
@@ -120,8 +124,7 @@ static void stand(struct vm *vm)
 	}
 	(void)loop_reap(&vm->loop, &idle->timer_op);
 	loop_timer(&vm->loop, &idle->timer_op, timer);
-	if (vm->first.fd >= 0 && !idle->request_op.busy)
-		loop_poll(&vm->loop, &idle->request_op, vm->first.fd, POLLIN);
+	await_request(vm);
 }
 
 /* True: a request is in the mailbox, or its stream is the device's; the guest goes on. */
@@ -140,10 +143,10 @@ static bool take_request(struct vm *vm)
 	if (ret > 0)
 		ret = doorbell_put(&vm->bell, 0, request.iov_base, request.iov_len);
 	if (ret < 0) {
-		first_put_back(&vm->first); /* it is what the stream begins with */
-		serve(vm);
+		serve(vm); /* the stream begins with it */
 		return true;
 	}
+	first_give(&vm->first);
 	vm->idle.patience_ns = PATIENCE_MIN_NS;
 	vm->bell.s.phase = DOORBELL_FIRST;
 	put_off_tick(vm);
@@ -155,9 +158,8 @@ static void on_request(struct loop_op *op, int res)
 {
 	struct vm *vm = vm_of(container_of(op, struct idle, request_op));
 
-	if (res != -ECANCELED && atomic_load(&vm->idle.on) && !take_request(vm) &&
-	    vm->first.fd >= 0)
-		loop_poll(&vm->loop, op, vm->first.fd, POLLIN);
+	if (res != -ECANCELED && atomic_load(&vm->idle.on) && !take_request(vm))
+		await_request(vm);
 }
 
 static void on_stands(struct loop_event *event)
@@ -242,9 +244,8 @@ bool idle_adopt(struct vm *vm, int fd, uint32_t port)
 	if (vm->first.fd >= 0 && (!atomic_load(&idle->on) || take_request(vm) || vm->first.fd >= 0))
 		return false;
 	first_open(&vm->first, fd);
-	first_put_back(&vm->first);
-	if (atomic_load(&idle->on) && !take_request(vm) && vm->first.fd >= 0)
-		loop_poll(&vm->loop, &idle->request_op, vm->first.fd, POLLIN);
+	if (atomic_load(&idle->on) && !take_request(vm))
+		await_request(vm);
 	return true;
 }
 

@@ -10,7 +10,7 @@
  * at its first NEXT to serve its stream by vsock. So it is, for good, when somebody asks for its port by vsock,
  * or when a request does not fit the mailbox.
  *
- * All for the loop's thread, but for the two that say otherwise.
+ * All for the loop's thread, where nothing else is said.
  */
 #ifndef VMM_IDLE_H
 #define VMM_IDLE_H

@@ -168,7 +168,7 @@ static int put_mailbox(struct thaw *thaw, struct err *err)
 
 	if (ret == 0)
 		ret = doorbell_put(&vm->bell, sizeof(head), thaw->config->env, head.env_len);
-	if (ret == 0)
+	if (ret == 0 && vm->first.given)
 		ret = doorbell_put(&vm->bell, sizeof(head) + head.env_len, request.iov_base,
 		                   request.iov_len);
 	return ret < 0 ? err_set(err, ret, "mailbox: %s", strerror(-ret)) : 0;
@@ -184,6 +184,7 @@ static int answer_park(struct thaw *thaw, struct err *err)
 	struct vm *vm = thaw->vm;
 	size_t room = doorbell_request_room(&vm->bell);
 	size_t used = sizeof(struct wake_head) + thaw->config->env_len;
+	size_t len = first_request(&vm->first).iov_len;
 
 	if (vm->bell.s.phase != DOORBELL_PARKED)
 		return 0;
@@ -195,11 +196,11 @@ static int answer_park(struct thaw *thaw, struct err *err)
 			err, -EMSGSIZE, "environment and names of %zu bytes: at most %zu fit",
 			(size_t)thaw->config->env_len,
 			room > sizeof(struct wake_head) ? room - sizeof(struct wake_head) : 0);
-	if (first_request(&vm->first).iov_len > room - used)
-		first_put_back(&vm->first);
-	regs->rax = first_request(&vm->first).iov_len;
-	vm->bell.s.phase = vm->first.frame ? DOORBELL_FIRST : DOORBELL_DONE;
-	vm->first_runs = vm->first.frame != 0;
+	vm->first_runs = len && len <= room - used;
+	if (vm->first_runs)
+		first_give(&vm->first);
+	regs->rax = vm->first_runs ? len : 0;
+	vm->bell.s.phase = vm->first_runs ? DOORBELL_FIRST : DOORBELL_DONE;
 	thaw->wakes = true;
 	return 0;
 }
@@ -443,7 +444,7 @@ static int fill_vm(struct thaw *thaw, struct err *err)
 	trace_begin("mailbox written");
 	if (ret == 0 && thaw->wakes)
 		ret = put_mailbox(thaw, err);
-	trace_end("mailbox written", vm->first.frame);
+	trace_end("mailbox written", vm->first.given ? vm->first.frame : 0);
 	if (ret == 0 && !vm->loop.open)
 		ret = open_devices(thaw, err);
 	trace_begin("devices' state loaded");
@@ -506,7 +507,7 @@ static int take(struct thaw *thaw, struct err *err)
 
 	trace_begin("mailbox written");
 	ret = thaw->wakes ? put_mailbox(thaw, err) : 0;
-	trace_end("mailbox written", vm->first.frame);
+	trace_end("mailbox written", vm->first.given ? vm->first.frame : 0);
 	trace_begin("CPU state loaded");
 	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
 		ret = cpu_wake(vm->vcpu[i].fd, &thaw->src->machine.cpu[i], err);
@@ -645,8 +646,6 @@ int vm_thaw(struct vm *vm, struct thaw_source *src, const struct vm_thaw_config 
 	vm->stage = VM_LIVE;
 	if (vm->bell.s.phase == DOORBELL_FIRST)
 		ahead_start(&vm->ahead, &vm->loop, &vm->pagein, &vm->mem);
-	else
-		first_put_back(&vm->first);
 	ret = thaw.known ? 0 : tell_generation(vm, err);
 	/* A first request that could not travel in the mailbox: when the interpreter asks for the next, or by vsock. */
 	if (ret == 0 && vm->first.fd >= 0 && vm->bell.s.phase == DOORBELL_VSOCK)

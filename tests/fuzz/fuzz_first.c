@@ -41,6 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 	FZ_CHECK(n == 0 || send(pair[1], data, n, MSG_DONTWAIT) == (ssize_t)n);
 	first_open(&first, pair[0]);
 	request = first_request(&first);
+	first_give(&first);
 	rest = first_rest(&first);
 	FZ_CHECK(first.len <= FIRST_MAX && first.frame <= first.len &&
 	         first.frame + rest.iov_len == first.len);
