@@ -10,8 +10,7 @@
 
 #define SLACK_BYTES   (1u << 20)   /* a kernel's own words around max_output */
 #define DISPLAY_BYTES (256u << 20) /* of all displays of a cell */
-#define WATCH_NS      (1ull * 1000000000u)
-#define WATCH_MOST_NS (10ull * 1000000000u)
+#define WATCH_MOST_NS (10 * CELL_WATCH_NS)
 #define LAST_WORDS_MS 100 /* for output that was on its way when a kernel was killed */
 #define AGENT_MS      5000
 #define NOTICE_MS     1000  /* from the end of a stream to the agent knowing of the death */
@@ -41,6 +40,11 @@ void cell_result_free(struct cell_result *r)
 {
 	json_decref(r->result);
 	*r = (struct cell_result){ 0 };
+}
+
+uint64_t cell_watch_next(uint64_t ns)
+{
+	return ns < WATCH_MOST_NS / 2 ? 2 * ns : WATCH_MOST_NS;
 }
 
 json_t *cell_request(const struct cell *cell)
@@ -287,8 +291,7 @@ static int on_answer(struct run *run, const json_t *answer, struct err *err)
 	case ASK_CONTEXT:
 		if (!json_is_true(json_object_get(answer, "alive")))
 			return on_death(run, err);
-		run->watch_ns =
-			run->watch_ns < WATCH_MOST_NS / 2 ? 2 * run->watch_ns : WATCH_MOST_NS;
+		run->watch_ns = cell_watch_next(run->watch_ns);
 		run->watch_at_ns = clock_ns() + run->watch_ns;
 		return 0;
 	}
@@ -435,8 +438,8 @@ int cell_run(struct sandbox *sb, const struct cell *cell, const struct cell_sink
 	*result = (struct cell_result){ 0 };
 	rc = begin(&run, err);
 	run.deadline = deadline_start(result->begin_ns, cell->timeout_ns, cell->last);
-	run.watch_ns = WATCH_NS;
-	run.watch_at_ns = result->begin_ns + WATCH_NS;
+	run.watch_ns = CELL_WATCH_NS;
+	run.watch_at_ns = result->begin_ns + CELL_WATCH_NS;
 	while (!rc)
 		rc = step(&run, err);
 	stream_close(&run.aux);

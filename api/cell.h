@@ -18,6 +18,13 @@ struct cell {
 	bool last;           /* the sandbox ends with it: a deadline need not save the context */
 };
 
+/*
+ * When the agent is asked whether a cell's interpreter lives, which nothing else tells of one that came by the mailbox:
+ * so long after the cell's start, and then after cell_watch_next() of the time before, ns.
+ */
+#define CELL_WATCH_NS 1000000000ull
+uint64_t cell_watch_next(uint64_t ns);
+
 /* What the cell says while it runs. Any member may be NULL. */
 struct cell_sink {
 	void (*output)(void *ctx, enum frame_type type, const void *data, size_t len);

@@ -207,14 +207,21 @@ static void answer_remove(struct fs_call *fs, const json_t *result)
 
 /* --- calls --------------------------------------------------------------------------------------------- */
 
-static void on_stat(struct request *req)
+/* `op` of the agent, about the path and nothing else. */
+static void ask_plain(struct request *req, const char *op,
+                      void (*answer)(struct fs_call *fs, const json_t *result))
 {
 	json_t *message = rpc_message(req);
 	struct fs_call *fs = message ? start(req, message, "path") : NULL;
 
 	if (fs)
-		ask(fs, "stat", NULL, answer_entry);
+		ask(fs, op, NULL, answer);
 	json_decref(message);
+}
+
+static void on_stat(struct request *req)
+{
+	ask_plain(req, "stat", answer_entry);
 }
 
 static void on_list(struct request *req)
@@ -230,12 +237,7 @@ static void on_list(struct request *req)
 
 static void on_make_dir(struct request *req)
 {
-	json_t *message = rpc_message(req);
-	struct fs_call *fs = message ? start(req, message, "path") : NULL;
-
-	if (fs)
-		ask(fs, "mkdir", NULL, answer_mkdir);
-	json_decref(message);
+	ask_plain(req, "mkdir", answer_mkdir);
 }
 
 static void on_move(struct request *req)
@@ -251,12 +253,7 @@ static void on_move(struct request *req)
 
 static void on_remove(struct request *req)
 {
-	json_t *message = rpc_message(req);
-	struct fs_call *fs = message ? start(req, message, "path") : NULL;
-
-	if (fs)
-		ask(fs, "remove", NULL, answer_remove);
-	json_decref(message);
+	ask_plain(req, "remove", answer_remove);
 }
 
 static const char no_watch[] =

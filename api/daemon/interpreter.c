@@ -115,15 +115,13 @@ static void execution_free(struct execution *x)
 /* ASCII alone, and never an empty line: clients cut the stream where they like. */
 static void say(struct execution *x, json_t *line)
 {
-	own_free char *text = json_dumps(line, JSON_COMPACT | JSON_ENSURE_ASCII);
-	size_t n = text ? strlen(text) : 0;
+	size_t n;
+	own_free char *text = text_json_line(line, &n);
 
-	json_decref(line);
 	if (!text)
 		return;
-	text[n] = '\n'; /* in the place of the NUL */
 	x->has_said = true;
-	reply_write(x->req, text, n + 1);
+	reply_write(x->req, text, n);
 	if (!reply_has_room(x->req) && x->run.context)
 		kernel_pause(&x->run.context->kernel);
 }

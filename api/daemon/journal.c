@@ -31,14 +31,11 @@ static void write_line(const char *line, size_t len)
 /* Takes `line`. */
 static void write_json(json_t *line)
 {
-	own_free char *text = json_dumps(line, JSON_COMPACT | JSON_ENSURE_ASCII);
-	size_t len = text ? strlen(text) : 0;
+	size_t len;
+	own_free char *text = text_json_line(line, &len);
 
-	json_decref(line);
-	if (!text)
-		return;
-	text[len] = '\n'; /* in the place of the NUL */
-	write_line(text, len + 1);
+	if (text)
+		write_line(text, len);
 }
 
 /* A line of text; control characters, which a client may have put into a path, become "?". */

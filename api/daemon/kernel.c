@@ -10,10 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SLACK_BYTES   (1u << 20)  /* an interpreter's own words around max_output */
-#define DISPLAY_BYTES (64u << 20) /* of all displays of a cell */
-#define WATCH_NS      ((uint64_t)1000000000)
-#define WATCH_MOST_NS ((uint64_t)10000000000)
+#define SLACK_BYTES   (1u << 20)            /* an interpreter's own words around max_output */
+#define DISPLAY_BYTES (64u << 20)           /* of all displays of a cell */
 #define LAST_WORDS_NS ((uint64_t)100000000) /* for output that was on its way when it was killed */
 #define NOTICE_NS \
 	((uint64_t)1000000000) /* from the end of a stream to the agent knowing of the death */
@@ -176,7 +174,7 @@ static void on_context(struct kernel *k, const json_t *answer)
 	bool is_alive = json_is_true(json_object_get(answer, "alive"));
 
 	if (!k->has_died && is_alive) { /* a look at one that runs */
-		k->watch_ns = k->watch_ns < WATCH_MOST_NS / 2 ? 2 * k->watch_ns : WATCH_MOST_NS;
+		k->watch_ns = cell_watch_next(k->watch_ns);
 		k->watch_at_ns = clock_ns() + k->watch_ns;
 	} else if (is_alive && clock_ns() - k->death_ns < NOTICE_NS) {
 		k->watch_at_ns = clock_ns() + ASK_AGAIN_NS;
@@ -350,8 +348,8 @@ void kernel_run(struct kernel *k, const struct cell *cell)
 	k->timeout_ns = cell->timeout_ns;
 	k->max_output = cell->max_output;
 	k->output_bytes = k->display_bytes = 0;
-	k->watch_ns = WATCH_NS;
-	k->watch_at_ns = clock_ns() + WATCH_NS;
+	k->watch_ns = CELL_WATCH_NS;
+	k->watch_at_ns = clock_ns() + CELL_WATCH_NS;
 	k->deadline = deadline_start(clock_ns(), cell->timeout_ns, false);
 	if (k->port == GUEST_PORT_KERNEL && !guest_is_open(&k->stream) &&
 	    guest_open_first(&k->stream, &k->box->machine, request, &stream_ops)) {

@@ -136,6 +136,17 @@ bool text_number(const char *text, uint64_t max, uint64_t *out)
 	return !errno && !*end && *out <= max;
 }
 
+char *text_json_line(json_t *json, size_t *len)
+{
+	char *text = json_dumps(json, JSON_COMPACT | JSON_ENSURE_ASCII);
+
+	json_decref(json);
+	*len = text ? strlen(text) + 1 : 0;
+	if (text)
+		text[*len - 1] = '\n'; /* in the place of the NUL */
+	return text;
+}
+
 const char *text_member(const json_t *json, const char *name)
 {
 	return json_string_value(json_object_get(json, name));

@@ -29,6 +29,9 @@ bool text_parse_time(const char *text, int64_t *us);
 /* A number in decimal and nothing else, at most `max`. */
 bool text_number(const char *text, uint64_t max, uint64_t *out);
 
+/* One line of JSON (taken) in ASCII with its newline, *len bytes without a NUL: the caller's, or NULL without memory. */
+char *text_json_line(json_t *json, size_t *len);
+
 /* A string member, or NULL. */
 const char *text_member(const json_t *json, const char *name);
 
