@@ -107,22 +107,23 @@ void ioapic(void)
 }
 
 /* There is no interrupt table. */
-void ioapic_nmi(void)
+static void send_and_wait(uint32_t mode)
 {
-	route(6, 4u << 8, 0);
+	route(6, mode << 8, 0);
 	say("sent\n"); /* before: it may be the last word */
 	edge();
 	for (;;)
 		__asm__ volatile("pause");
 }
 
+void ioapic_nmi(void)
+{
+	send_and_wait(4);
+}
+
 void ioapic_init(void)
 {
-	route(6, 5u << 8, 0);
-	say("sent\n"); /* before: it may be the last word */
-	edge();
-	for (;;)
-		__asm__ volatile("pause");
+	send_and_wait(5);
 }
 
 void unmapped(void)
