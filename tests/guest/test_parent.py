@@ -146,7 +146,7 @@ def test_a_default_kernel_that_dies_ends_the_bake(start, tmp_path):
     warmup.write_text("import os\nassert 'second' not in os.environ\nos.environ['second'] = '1'\n")
     guest = start("--imports", "", doorbell=True, warmup=warmup)
     guest.bell.access()
-    guest.bell.serve()
+    guest.bell.reply()
     with pytest.raises((EOFError, ConnectionResetError)):
         guest.until("ready")
     assert guest.phases[-1].startswith("failed: the default kernel ended before the freeze")
