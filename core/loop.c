@@ -2,51 +2,16 @@
 #include "core/loop.h"
 
 #include "core/log.h"
+#include "core/loop_engine.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define NS_PER_S      1000000000u
-#define MAX_WORKERS   4        /* kernel threads of one ring, whatever a guest asks for */
-#define CLOSE_WAIT_NS 10000000 /* between two attempts to cancel what could not be cancelled */
+#define NS_PER_S 1000000000u
 
-/*
- * DEFER_TASKRUN (6.1): completions are handled when this thread waits, not by interrupting it.
- * The second set needs 5.19, which is also the first kernel that can cancel everything at once.
- */
-static const unsigned ring_flags[] = {
-	IORING_SETUP_SUBMIT_ALL | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
-	IORING_SETUP_SUBMIT_ALL | IORING_SETUP_COOP_TASKRUN,
-};
-
-static int open_ring(struct loop *loop, unsigned depth, struct err *err)
-{
-	unsigned workers[2] = { MAX_WORKERS, MAX_WORKERS }; /* for files, for everything else */
-	int ret = -EINVAL;
-
-	for (size_t i = 0; i < ARRAY_LEN(ring_flags) && ret == -EINVAL; i++)
-		ret = io_uring_queue_init(depth, &loop->ring, ring_flags[i]);
-	if (ret == 0) {
-		ret = io_uring_register_iowq_max_workers(&loop->ring, workers);
-		if (ret < 0)
-			io_uring_queue_exit(&loop->ring);
-	}
-	if (ret >= 0)
-		return 0;
-	err_set(err, ret, "io_uring: %s", strerror(-ret));
-	if (ret == -EPERM)
-		err_remedy(err,
-		           "the host forbids io_uring: set the sysctl kernel.io_uring_disabled to "
-		           "0, or allow io_uring_setup, _enter and _register in the container's "
-		           "seccomp profile");
-	else if (ret == -ENOSYS || ret == -EINVAL)
-		err_remedy(err, "a host kernel of 5.19 or later with CONFIG_IO_URING is needed");
-	else if (ret == -ENOMEM)
-		err_remedy(err, "raise the limit on locked memory (ulimit -l)");
-	return ret;
-}
+static bool ring_forbidden;
 
 static void arm_wake(struct loop *loop);
 
@@ -58,54 +23,71 @@ static void on_wake(struct loop_op *op, int res)
 	arm_wake(loop);
 }
 
+void loop_forbid_ring(void)
+{
+	ring_forbidden = true;
+}
+
+const char *loop_engine_name(const struct loop *loop)
+{
+	return loop->engine ? loop->engine->name : "none";
+}
+
+/* The host's decision, or its age; not that it lacks memory just now. */
+static bool is_refused(int ret)
+{
+	return ret == -EPERM || ret == -EACCES || ret == -ENOSYS || ret == -EINVAL;
+}
+
+static int open_engine(struct loop *loop, unsigned depth, struct err *err)
+{
+	struct err why = { 0 };
+	int ret = -EPERM;
+
+	loop->engine = ring_forbidden ? &loop_plain : &loop_ring;
+	ret = loop->engine->open(loop, depth, &why);
+	if (ret < 0 && !ring_forbidden && is_refused(ret) && depth) {
+		log_warn("%s; goes on without, slower. Remedy: %s", why.msg, why.remedy);
+		loop->engine = &loop_plain;
+		ret = loop->engine->open(loop, depth, &why);
+	}
+	if (ret < 0 && err)
+		*err = why;
+	return ret;
+}
+
 int loop_open(struct loop *loop, unsigned depth, struct err *err)
 {
 	int ret;
 
 	memset(loop, 0, sizeof(*loop));
-	ret = open_ring(loop, depth, err);
+	ret = open_engine(loop, depth, err);
 	if (ret < 0)
 		return ret;
+	loop->kept_tail = &loop->kept;
+	loop->posted_tail = &loop->posted;
+	loop->wake_op.done = on_wake;
 	/* Blocking: the ring then waits for it; older kernels answer EAGAIN for a non-blocking one. */
 	loop->wake_fd = eventfd(0, EFD_CLOEXEC);
 	if (loop->wake_fd < 0) {
 		ret = err_set(err, -errno, "eventfd: %s", strerror(errno));
-		io_uring_queue_exit(&loop->ring);
+		loop->engine->close(loop);
 		return ret;
 	}
 	pthread_mutex_init(&loop->post_lock, NULL);
-	loop->kept_tail = &loop->kept;
-	loop->posted_tail = &loop->posted;
-	loop->wake_op.done = on_wake;
+	loop->wake_iov = (struct iovec){ &loop->wake_count, sizeof(loop->wake_count) };
 	loop->open = true;
 	arm_wake(loop);
 	return 0;
 }
 
-/* Failures of io_uring_enter that pass by themselves once completions have been taken. */
-static bool is_passing(int ret)
+void loop_completed(struct loop *loop, struct loop_op *op, int res)
 {
-	return ret == -EINTR || ret == -EAGAIN || ret == -EBUSY;
-}
-
-/* Moves the kernel's completions to the kept list, so that nothing is called while we look. */
-static void collect(struct loop *loop)
-{
-	struct io_uring_cqe *cqe;
-
-	while (io_uring_peek_cqe(&loop->ring, &cqe) == 0) {
-		struct loop_op *op = io_uring_cqe_get_data(cqe);
-		int res = cqe->res;
-
-		io_uring_cqe_seen(&loop->ring, cqe);
-		if (!op) /* a cancellation's own result: the cancelled one reports for itself */
-			continue;
-		op->res = res;
-		op->next = NULL;
-		*loop->kept_tail = op;
-		loop->kept_tail = &op->next;
-		loop->nr_busy--;
-	}
+	op->res = res;
+	op->next = NULL;
+	*loop->kept_tail = op;
+	loop->kept_tail = &op->next;
+	loop->nr_busy--;
 }
 
 static struct loop_op *kept_take(struct loop *loop, struct loop_op **link)
@@ -119,115 +101,87 @@ static struct loop_op *kept_take(struct loop *loop, struct loop_op **link)
 	return op;
 }
 
-static struct io_uring_sqe *next_sqe(struct loop *loop)
-{
-	struct io_uring_sqe *sqe;
-
-	while (!(sqe = io_uring_get_sqe(&loop->ring))) {
-		int ret = io_uring_submit(&loop->ring);
-
-		BUG_ON(ret < 0 && !is_passing(ret));
-		if (ret < 0)
-			collect(loop);
-	}
-	return sqe;
-}
-
-static struct io_uring_sqe *op_start(struct loop *loop, struct loop_op *op)
+static void op_start(struct loop *loop, struct loop_op *op, const struct loop_call *call)
 {
 	BUG_ON(op->busy || !loop->open);
 	op->busy = true;
+	op->call = *call;
 	loop->nr_busy++;
-	return next_sqe(loop);
+	loop->engine->start(loop, op);
 }
 
 static void arm_wake(struct loop *loop)
 {
-	struct io_uring_sqe *sqe = op_start(loop, &loop->wake_op);
-
-	io_uring_prep_read(sqe, loop->wake_fd, &loop->wake_count, sizeof(loop->wake_count), 0);
-	io_uring_sqe_set_data(sqe, &loop->wake_op);
+	loop_readv(loop, &loop->wake_op, loop->wake_fd, &loop->wake_iov, 1, LOOP_STREAM);
 }
 
 void loop_readv(struct loop *loop, struct loop_op *op, int fd, const struct iovec *iov, unsigned nr,
                 uint64_t off)
 {
-	struct io_uring_sqe *sqe = op_start(loop, op);
-
-	io_uring_prep_readv(sqe, fd, iov, nr, off);
-	io_uring_sqe_set_data(sqe, op);
+	op_start(loop, op,
+	         &(struct loop_call){
+			 .kind = LOOP_READV, .fd = fd, .iov = iov, .nr = nr, .off = off });
 }
 
 void loop_writev(struct loop *loop, struct loop_op *op, int fd, const struct iovec *iov,
                  unsigned nr, uint64_t off)
 {
-	struct io_uring_sqe *sqe = op_start(loop, op);
-
-	io_uring_prep_writev(sqe, fd, iov, nr, off);
-	io_uring_sqe_set_data(sqe, op);
+	op_start(loop, op,
+	         &(struct loop_call){
+			 .kind = LOOP_WRITEV, .fd = fd, .iov = iov, .nr = nr, .off = off });
 }
 
 void loop_fdatasync(struct loop *loop, struct loop_op *op, int fd)
 {
-	struct io_uring_sqe *sqe = op_start(loop, op);
-
-	io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
-	io_uring_sqe_set_data(sqe, op);
+	op_start(loop, op, &(struct loop_call){ .kind = LOOP_FDATASYNC, .fd = fd });
 }
 
 void loop_fallocate(struct loop *loop, struct loop_op *op, int fd, int mode, uint64_t off,
                     uint64_t len)
 {
-	struct io_uring_sqe *sqe = op_start(loop, op);
-
-	io_uring_prep_fallocate(sqe, fd, mode, (off_t)off, (off_t)len);
-	io_uring_sqe_set_data(sqe, op);
+	op_start(loop, op,
+	         &(struct loop_call){
+			 .kind = LOOP_FALLOCATE, .fd = fd, .mode = mode, .off = off, .len = len });
 }
 
 void loop_poll(struct loop *loop, struct loop_op *op, int fd, short events)
 {
-	struct io_uring_sqe *sqe = op_start(loop, op);
-
-	io_uring_prep_poll_add(sqe, fd, (unsigned short)events);
-	io_uring_sqe_set_data(sqe, op);
+	op_start(loop, op, &(struct loop_call){ .kind = LOOP_POLL, .fd = fd, .events = events });
 }
 
 void loop_timer(struct loop *loop, struct loop_op *op, uint64_t ns)
 {
-	struct io_uring_sqe *sqe = op_start(loop, op);
+	op_start(loop, op,
+	         &(struct loop_call){ .kind = LOOP_TIMER,
+	                              .ts = { .tv_sec = (long long)(ns / NS_PER_S),
+	                                      .tv_nsec = (long long)(ns % NS_PER_S) } });
+}
 
-	op->ts.tv_sec = (long long)(ns / NS_PER_S);
-	op->ts.tv_nsec = (long long)(ns % NS_PER_S);
-	io_uring_prep_timeout(sqe, &op->ts, 0, 0);
-	io_uring_sqe_set_data(sqe, op);
+static struct loop_op **find_kept(struct loop *loop, const struct loop_op *op)
+{
+	struct loop_op **link = &loop->kept;
+
+	while (*link && *link != op)
+		link = &(*link)->next;
+	return *link ? link : NULL;
 }
 
 void loop_cancel(struct loop *loop, struct loop_op *op)
 {
-	struct io_uring_sqe *sqe;
-
-	if (!op->busy)
-		return;
-	sqe = next_sqe(loop);
-	io_uring_prep_cancel(sqe, op, 0);
-	io_uring_sqe_set_data(sqe, NULL);
+	if (op->busy && !find_kept(loop, op))
+		loop->engine->cancel(loop, op);
 }
 
 int loop_reap(struct loop *loop, struct loop_op *op)
 {
+	struct loop_op **link;
+
 	if (!op->busy)
 		return -ECANCELED;
 	loop_cancel(loop, op);
-	for (;;) {
-		int ret;
-
-		for (struct loop_op **link = &loop->kept; *link; link = &(*link)->next)
-			if (*link == op)
-				return kept_take(loop, link)->res;
-		ret = io_uring_submit_and_wait(&loop->ring, 1);
-		BUG_ON(ret < 0 && !is_passing(ret));
-		collect(loop);
-	}
+	while (!(link = find_kept(loop, op)))
+		BUG_ON(loop->engine->turn(loop, true) < 0);
+	return kept_take(loop, link)->res;
 }
 
 void loop_post(struct loop *loop, struct loop_event *event)
@@ -309,12 +263,10 @@ static bool has_work(struct loop *loop)
 /* One turn: hands over what was started, waits when there is nothing to do, calls what is due. */
 static int turn(struct loop *loop)
 {
-	int ret = has_work(loop) ? io_uring_submit_and_get_events(&loop->ring)
-	                         : io_uring_submit_and_wait(&loop->ring, 1);
+	int ret = loop->engine->turn(loop, !has_work(loop));
 
-	if (ret < 0 && !is_passing(ret))
+	if (ret < 0)
 		return ret;
-	collect(loop);
 	while (loop->kept) {
 		struct loop_op *op = kept_take(loop, &loop->kept);
 
@@ -348,14 +300,6 @@ int loop_run_until(struct loop *loop, bool (*done)(void *ctx), void *ctx)
 	return ret;
 }
 
-static void cancel_all(struct loop *loop)
-{
-	struct io_uring_sqe *sqe = next_sqe(loop);
-
-	io_uring_prep_cancel(sqe, NULL, IORING_ASYNC_CANCEL_ALL | IORING_ASYNC_CANCEL_ANY);
-	io_uring_sqe_set_data(sqe, NULL);
-}
-
 static void drop_kept(struct loop *loop)
 {
 	while (loop->kept)
@@ -366,20 +310,8 @@ void loop_close(struct loop *loop)
 {
 	if (!loop->open)
 		return;
-	collect(loop);
-	while (loop->nr_busy) {
-		struct __kernel_timespec ts = { .tv_nsec = CLOSE_WAIT_NS };
-		struct io_uring_cqe *cqe;
-		int ret;
-
-		cancel_all(loop);
-		ret = io_uring_submit_and_wait_timeout(&loop->ring, &cqe, loop->nr_busy + 1, &ts,
-		                                       NULL);
-		BUG_ON(ret < 0 && ret != -ETIME && !is_passing(ret));
-		collect(loop);
-	}
+	loop->engine->close(loop);
 	drop_kept(loop);
-	io_uring_queue_exit(&loop->ring);
 	close(loop->wake_fd);
 	pthread_mutex_destroy(&loop->post_lock);
 	memset(loop, 0, sizeof(*loop));

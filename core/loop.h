@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The event loop: one thread, one io_uring. An operation is a `struct loop_op` inside its owner; it
+ * The event loop: one thread, one io_uring, which is sealed: it does what this header offers and nothing else.
+ * On a host that forbids io_uring it is poll(2) and plain calls, and slower; no caller sees a difference.
+ * An operation is a `struct loop_op` inside its owner; it
  * is busy from the call until done() has been entered, also after loop_cancel(), and its buffers
  * must live as long. Everything here is called by the thread that called loop_open() (the kernel
  * refuses a second one), except loop_post(). Operations are handed to the kernel in batches, when
@@ -18,13 +20,26 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+enum loop_kind { LOOP_READV, LOOP_WRITEV, LOOP_FDATASYNC, LOOP_FALLOCATE, LOOP_POLL, LOOP_TIMER };
+
+/* What an operation is; filled in by those below. */
+struct loop_call {
+	enum loop_kind kind;
+	int fd, mode;
+	short events;
+	unsigned nr;
+	const struct iovec *iov;
+	uint64_t off, len;
+	struct __kernel_timespec ts;
+};
+
 struct loop_op {
 	/* `res`: what the system call would return, or -errno (-ECANCELED after loop_cancel). */
 	void (*done)(struct loop_op *op, int res);
 	bool busy;
-	int res;                     /* while kept */
-	struct loop_op *next;        /* while kept */
-	struct __kernel_timespec ts; /* loop_timer's */
+	int res;              /* while kept */
+	struct loop_op *next; /* while kept, or in a list of the engine's */
+	struct loop_call call;
 };
 
 /* Something that any thread asks the loop to call. Posts that come before fire() melt into one. */
@@ -34,15 +49,25 @@ struct loop_event {
 	bool pending;            /* under post_lock */
 };
 
+struct loop_engine;
+struct pollfd;
+
 struct loop {
-	struct io_uring ring;
+	const struct loop_engine *engine;
+	struct io_uring ring; /* with io_uring */
+	/* Without. */
+	struct loop_op *pending; /* oldest first */
+	struct loop_op **pending_tail;
+	struct pollfd *pollfd; /* owned */
+	unsigned nr_pollfds;
 	bool open;
 	bool stop;
-	unsigned nr_busy; /* completions that the kernel owes, the loop's own wake-up among them */
+	unsigned nr_busy;     /* completions that are owed, the loop's own wake-up among them */
 	struct loop_op *kept; /* completed, done() not yet called; oldest first */
 	struct loop_op **kept_tail;
 	int wake_fd; /* eventfd, owned */
 	uint64_t wake_count;
+	struct iovec wake_iov;
 	struct loop_op wake_op;
 	pthread_mutex_t post_lock;
 	struct loop_event *posted; /* under post_lock, first posted first */
@@ -50,8 +75,15 @@ struct loop {
 	unsigned nr_posted; /* under post_lock */
 };
 
-/* Opens a ring of `depth` entries (a full ring is submitted and waited for, never an error). */
+/* From now on loops are opened without io_uring. Before there are threads. */
+void loop_forbid_ring(void);
+/*
+ * Opens a ring of `depth` entries (a full ring is submitted and waited for, never an error). Where the host
+ * forbids or lacks io_uring a warning is logged, and the loop goes without.
+ */
 NODISCARD int loop_open(struct loop *loop, unsigned depth, struct err *err);
+/* "io_uring" or "poll". */
+const char *loop_engine_name(const struct loop *loop);
 /*
  * Cancels what is in flight, waits until the kernel has let go of every buffer, and frees the ring.
  * No done() is called any more; op->res has the result. Not from inside a done(). Idempotent; safe

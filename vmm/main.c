@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* thawbox-vmm: one process, one microVM, driven over its control socket. */
 #include "core/log.h"
+#include "core/loop.h"
 #include "vmm/clock.h"
 #include "vmm/cpu.h"
 #include "vmm/ctl.h"
@@ -55,6 +56,7 @@ static const char help[] =
 	"                   (default); trap, with a line on standard error, or log (the "
 	"kernel's),\n"
 	"                   to find out which; off, for measuring only, as with --isolation none\n"
+	"  --no-io-uring    as on a host that forbids it: disks and sockets by poll, slower\n"
 	"  --check          what this host's KVM offers, as JSON; exit 1 when something is "
 	"missing\n"
 	"  --fingerprint    the CPU that a snapshot made here is bound to\n"
@@ -149,6 +151,7 @@ int main(int argc, char **argv)
 		{ "seccomp", required_argument, NULL, 's' },
 		{ "log", required_argument, NULL, 'l' },
 		{ "trace", required_argument, NULL, 't' },
+		{ "no-io-uring", no_argument, NULL, 'n' },
 		{ "check", no_argument, NULL, 'k' },
 		{ "fingerprint", no_argument, NULL, 'p' },
 		{ "version", no_argument, NULL, 'v' },
@@ -191,6 +194,9 @@ int main(int argc, char **argv)
 		case 'r':
 			if (!parse_level(optarg, &isolation.least))
 				return usage("--require-isolation wants none, vm, user or full");
+			break;
+		case 'n':
+			loop_forbid_ring();
 			break;
 		case 's':
 			filter = seccomp_mode_of(optarg);

@@ -118,8 +118,12 @@ const struct seccomp_rule seccomp_rules[] = {
 	ADVICE(HUGEPAGE, LOOP_WAITS,                             "the same, what is mapped in large pages"),
 
 	/* --- the event loop --- */
-	{ __NR_io_uring_enter, LOOP, ANY,                        "starts operations and waits (core/loop.c)" },
-	{ __NR_preadv2, LOOP_WAITS, ANY,                         "is the working set in the page cache?" },
+	{ __NR_io_uring_enter, LOOP, ANY,                        "starts operations and waits; which, is for the ring's own list (core/loop_ring.c)" },
+	{ __NR_ppoll, LOOP, ANY,                                 "waits, in a loop without io_uring (core/loop_plain.c)" },
+	{ __NR_preadv2, LOOP, ANY,                               "disk, in a loop without io_uring; is the working set in the page cache?" },
+	{ __NR_pwritev2, LOOP, ANY,                              "disk and serial console, in a loop without io_uring" },
+	{ __NR_fallocate, LOOP, ANY,                             "discard, in a loop without io_uring" },
+	{ __NR_fdatasync, LOOP, ANY,                             "flush, in a loop without io_uring" },
 	{ __NR_write, BOTH, ANY,                                 "wakes the loop (eventfd); log; serial console" },
 	{ __NR_read, LOOP, ANY,                                  "serial console" },
 

@@ -554,6 +554,7 @@ json_t *vm_stats(struct vm *vm)
 	json_object_set_new(all, "vm", kvm_stats(vm->vm_stats_fd));
 	json_object_set_new(all, "vcpu", kvm_stats(vm->vcpu_stats_fd));
 	json_object_set_new(all, "exits", exits_json(&vm->vcpu[0]));
+	json_object_set_new(all, "loop", json_string(loop_engine_name(&vm->loop)));
 	json_object_set_new(all, "memory", memory_json(vm));
 	json_object_set_new(all, "disks", limits_disks_json(vm));
 	json_object_set_new(all, "vsock",

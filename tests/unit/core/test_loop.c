@@ -26,12 +26,33 @@ static void setup(void)
 	cr_assert_eq(loop_open(&loop, DEPTH, &err), 0, "%s", err.msg);
 }
 
+static void setup_plain(void)
+{
+	loop_forbid_ring();
+	setup();
+	cr_assert_str_eq(loop_engine_name(&loop), "poll");
+}
+
 static void teardown(void)
 {
 	loop_close(&loop);
 }
 
 TestSuite(loop, .init = setup, .fini = teardown, .timeout = 20);
+TestSuite(plain, .init = setup_plain, .fini = teardown, .timeout = 20);
+
+/* One test of both: what a caller sees must not differ. */
+#define BOTH(name)              \
+	static void name(void); \
+	Test(loop, name)        \
+	{                       \
+		name();         \
+	}                       \
+	Test(plain, name)       \
+	{                       \
+		name();         \
+	}                       \
+	static void name(void)
 
 /* An operation that remembers how it ended. */
 struct probe {
@@ -83,7 +104,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-Test(loop, file_round_trip)
+BOTH(file_round_trip)
 {
 	char out[] = "hello, ring", in[16] = { 0 }, sync_in[16] = { 0 };
 	struct iovec w[2] = { { out, 5 }, { out + 5, sizeof(out) - 5 } };
@@ -104,7 +125,7 @@ Test(loop, file_round_trip)
 	close(fd);
 }
 
-Test(loop, fallocate_punches)
+BOTH(fallocate_punches)
 {
 	struct probe p = probe();
 	char c = 'x';
@@ -118,7 +139,7 @@ Test(loop, fallocate_punches)
 	close(fd);
 }
 
-Test(loop, errors_are_results)
+BOTH(errors_are_results)
 {
 	struct probe p = probe(), q = probe();
 	char c = 0;
@@ -130,7 +151,7 @@ Test(loop, errors_are_results)
 	cr_assert_eq(probe_wait(&q), -EBADF);
 }
 
-Test(loop, poll_waits_for_readiness)
+BOTH(poll_waits_for_readiness)
 {
 	struct probe p = probe(), t = probe();
 	int fd[2];
@@ -144,7 +165,7 @@ Test(loop, poll_waits_for_readiness)
 	cr_assert_eq(probe_wait(&p), POLLIN);
 }
 
-Test(loop, timer_keeps_time)
+BOTH(timer_keeps_time)
 {
 	struct probe p = probe();
 	uint64_t start = now_ns();
@@ -154,7 +175,7 @@ Test(loop, timer_keeps_time)
 	cr_assert_geq(now_ns() - start, 30000000);
 }
 
-Test(loop, cancel_still_completes)
+BOTH(cancel_still_completes)
 {
 	struct probe p = probe(), t = probe();
 	int fd[2];
@@ -171,7 +192,7 @@ Test(loop, cancel_still_completes)
 }
 
 /* Ten times more operations than the ring has entries: a full ring is no error. */
-Test(loop, more_operations_than_entries)
+BOTH(more_operations_than_entries)
 {
 	enum { NR = DEPTH * 10 };
 	static struct probe p[NR];
@@ -196,7 +217,7 @@ Test(loop, more_operations_than_entries)
 }
 
 /* More completions at once than the completion ring holds. */
-Test(loop, completions_overflow)
+BOTH(completions_overflow)
 {
 	enum { NR = DEPTH * 20 };
 	static struct probe p[NR];
@@ -229,7 +250,7 @@ static void on_count(struct loop_event *event)
 		loop_post(&loop, event);
 }
 
-Test(loop, posts_melt_and_unpost)
+BOTH(posts_melt_and_unpost)
 {
 	struct counter a = { .event.fire = on_count }, b = a, last = a;
 
@@ -252,7 +273,7 @@ Test(loop, posts_melt_and_unpost)
 }
 
 /* An event that posts itself for ever must not keep operations from completing. */
-Test(loop, reposting_does_not_starve)
+BOTH(reposting_does_not_starve)
 {
 	struct counter c = { .event.fire = on_count, .again = true };
 	struct probe p = probe();
@@ -265,7 +286,7 @@ Test(loop, reposting_does_not_starve)
 }
 
 /* A post behind another one does not wake the loop: it has to look before it waits. */
-Test(loop, reposting_behind_another)
+BOTH(reposting_behind_another)
 {
 	struct counter a = { .event.fire = on_count, .again = true, .stop_at = 3 };
 	struct counter b = { .event.fire = on_count };
@@ -315,7 +336,7 @@ static bool posters_are_seen(void *ctx)
 }
 
 /* Every post is followed by a fire(), or the last one would never be seen. */
-Test(loop, posts_from_threads_are_never_lost)
+BOTH(posts_from_threads_are_never_lost)
 {
 	static struct poster p[POSTERS];
 
@@ -348,7 +369,7 @@ static void on_outer(struct loop_op *op, int res)
 	loop_stop(&loop);
 }
 
-Test(loop, nested_run)
+BOTH(nested_run)
 {
 	struct counter c = { .event.fire = on_count };
 	struct nested n = { .op.done = on_outer, .posted = &c };
@@ -360,7 +381,7 @@ Test(loop, nested_run)
 }
 
 /* Reaping ends one operation without calling anything; what completed meanwhile comes later. */
-Test(loop, reap_is_silent)
+BOTH(reap_is_silent)
 {
 	struct probe p = probe(), q = probe(), done = probe();
 	int fd[2], other[2];
@@ -380,7 +401,7 @@ Test(loop, reap_is_silent)
 	cr_assert_eq(p.nr_done, 0);
 }
 
-Test(loop, reap_of_a_completed_operation)
+BOTH(reap_of_a_completed_operation)
 {
 	struct probe p = probe(), q = probe();
 	int fd[2];
@@ -396,7 +417,7 @@ Test(loop, reap_of_a_completed_operation)
 	cr_assert_eq(probe_wait(&p), POLLIN);
 }
 
-Test(loop, close_with_operations_in_flight)
+BOTH(close_with_operations_in_flight)
 {
 	static struct probe p[200];
 	static char buf[200];
@@ -425,7 +446,7 @@ Test(loop, close_with_operations_in_flight)
 	loop_close(&loop);
 }
 
-Test(loop, stop_before_run)
+BOTH(stop_before_run)
 {
 	loop_stop(&loop);
 	cr_assert_eq(loop_run(&loop), 0);
@@ -463,26 +484,88 @@ static void forbid_rings(unsigned error)
 	cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog), 0);
 }
 
-Test(loop, a_host_that_forbids_rings)
+static void goes_on_without(unsigned error)
 {
-	struct loop bad;
+	struct probe p = probe();
 	struct err err = { 0 };
 
-	forbid_rings(EPERM);
-	cr_assert_eq(loop_open(&bad, DEPTH, &err), -EPERM);
-	cr_assert(strstr(err.remedy, "kernel.io_uring_disabled"), "%s", err.remedy);
-	loop_close(&bad);
+	loop_close(&loop);
+	forbid_rings(error);
+	cr_assert_eq(loop_open(&loop, DEPTH, &err), 0, "%s", err.msg);
+	cr_assert_str_eq(loop_engine_name(&loop), "poll");
+	loop_timer(&loop, &p.op, 1000000);
+	cr_assert_eq(probe_wait(&p), -ETIME);
+}
+
+Test(loop, a_host_that_forbids_rings)
+{
+	goes_on_without(EPERM);
 }
 
 Test(loop, a_host_without_rings)
 {
+	goes_on_without(ENOSYS);
+}
+
+/* Lack of memory passes, and says what to do. */
+Test(loop, a_host_without_memory)
+{
 	struct loop bad;
 	struct err err = { 0 };
 
-	forbid_rings(ENOSYS);
-	cr_assert_eq(loop_open(&bad, DEPTH, &err), -ENOSYS);
-	cr_assert(strstr(err.remedy, "5.19"), "%s", err.remedy);
+	forbid_rings(ENOMEM);
+	cr_assert_eq(loop_open(&bad, DEPTH, &err), -ENOMEM);
+	cr_assert(strstr(err.remedy, "ulimit -l"), "%s", err.remedy);
 	loop_close(&bad);
+}
+
+/* The ring's own answer to an operation that is put into it behind the loop's back. */
+static int ring_answer(const struct io_uring_sqe *wanted)
+{
+	struct io_uring *ring = &loop.ring;
+	struct io_uring_sqe *sqe = io_uring_get_sqe(ring);
+	struct io_uring_cqe *cqe;
+	uint64_t data;
+	int res;
+
+	*sqe = *wanted;
+	sqe->user_data = 0x5ea1;
+	cr_assert_geq(io_uring_submit(ring), 1);
+	do {
+		cr_assert_eq(io_uring_wait_cqe(ring, &cqe), 0);
+		res = cqe->res;
+		data = cqe->user_data;
+		io_uring_cqe_seen(ring, cqe);
+	} while (data != 0x5ea1);
+	return res;
+}
+
+/* The list is the kernel's to enforce: each operation that is not in it, and each flag. */
+Test(loop, the_ring_is_sealed)
+{
+	static const uint8_t in_list[] = { IORING_OP_READV,       IORING_OP_WRITEV,
+		                           IORING_OP_FSYNC,       IORING_OP_POLL_ADD,
+		                           IORING_OP_TIMEOUT,     IORING_OP_FALLOCATE,
+		                           IORING_OP_ASYNC_CANCEL };
+	static const uint8_t flags[] = { IOSQE_FIXED_FILE, IOSQE_ASYNC };
+	int refused = 0;
+
+	for (int op = 0; op < IORING_OP_LAST; op++) {
+		struct io_uring_sqe sqe = { .opcode = (uint8_t)op, .fd = -1 };
+
+		if (memchr(in_list, op, sizeof(in_list)))
+			continue;
+		cr_assert_eq(ring_answer(&sqe), -EACCES, "operation %d", op);
+		refused++;
+	}
+	cr_assert_eq(refused, IORING_OP_LAST - (int)ARRAY_LEN(in_list));
+	for (size_t i = 0; i < ARRAY_LEN(flags); i++) {
+		struct io_uring_sqe sqe = { .opcode = IORING_OP_FSYNC, .flags = flags[i] };
+
+		cr_assert_eq(ring_answer(&sqe), -EACCES, "flag 0x%x", flags[i]);
+	}
+	cr_assert_lt(io_uring_register_files(&loop.ring, (int[]){ 0 }, 1), 0);
+	cr_assert_lt(io_uring_enable_rings(&loop.ring), 0, "enabled once");
 }
 
 /* A ring is opened on the way of every sandbox: it must stay far below a millisecond. */
