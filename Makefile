@@ -81,7 +81,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
 	fuzz-programs fuzz-replay hostile unit unit-asan e2e isolation faults e2b test-guest test-bench layers headers \
-	mirror format format-check lint analyze size tsan hwkvm \
+	mirror format format-check lint analyze size tsan check-hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -338,10 +338,9 @@ $(BUILD)/hostile/payload: $(HOSTILE) $(wildcard tests/hostile/payload/*.h)
 		-fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
 		-Wl,-Ttext-segment=0x200000,--build-id=none,-z,noexecstack,-z,max-page-size=4096 -o $@ $(HOSTILE)
 
-## hwkvm         the bare machine's tests under emulated hardware KVM (QEMU; fetches a Debian kernel once)
-hwkvm: build
-	$(Q)tests/hwkvm/hwkvm.sh -t 600 -e THAWBOX_BIN=$(abspath $(B)) . \
-		$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/e2e/test_machine.py
+## check-hwkvm   machine, bake, thaw and clones under emulated hardware KVM (QEMU; fetches a Debian kernel once)
+check-hwkvm: build kernel rootfs
+	$(Q)tests/hwkvm/hwkvm.sh -m 6144 -c 1 -t 3600 . tests/hwkvm/check.sh $(abspath $(B))
 
 ## check         all of it; needs /dev/kvm
 check: packages

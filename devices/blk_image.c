@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define BITS       64u
-#define COPY_BYTES (1u << 20)
+#define COPY_BYTES (1u << 16)
 
 static int check_base(int fd, bool written, uint64_t *size, struct err *err)
 {
@@ -151,7 +151,15 @@ void blk_image_own(struct blk_image *image, uint64_t off, uint64_t len)
 		image->owned[b / BITS] |= 1ull << (b % BITS);
 }
 
-/* By hand, where the kernel cannot copy between the two file systems. */
+static bool is_zero(const char *buf, size_t n)
+{
+	return buf[0] == 0 && memcmp(buf, buf + 1, n - 1) == 0;
+}
+
+/*
+ * By hand, where the kernel cannot copy between the two file systems. There the source often knows of
+ * no holes (9p, FUSE), and its zeros would fill the disk: what is zero stays a hole of the new file.
+ */
 static int copy_bytes(int from, int to, off_t off, size_t len)
 {
 	own_free char *buf = malloc(COPY_BYTES);
@@ -165,7 +173,7 @@ static int copy_bytes(int from, int to, off_t off, size_t len)
 			continue;
 		if (n <= 0)
 			return n < 0 ? -errno : -EIO; /* the file has been cut under us */
-		for (ssize_t done = 0; done < n;) {
+		for (ssize_t done = is_zero(buf, (size_t)n) ? n : 0; done < n;) {
 			ssize_t put = pwrite(to, buf + done, (size_t)(n - done), off + done);
 
 			if (put < 0 && errno == EINTR)

