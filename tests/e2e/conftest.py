@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from vmm import Vmm, marked_processes  # noqa: E402
 
 BIN = Path(os.environ.get("THAWBOX_BIN", Path(__file__).parents[2] / "build" / "release")).resolve()
+SOFTWARE_KVM = Path("/sys/module/kvm_pvm").exists()
+"""The guest's kernel is interpreted; hardware KVM runs every instruction."""
 
 
 def pytest_configure(config) -> None:

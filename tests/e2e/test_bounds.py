@@ -57,7 +57,7 @@ def read_kib(pid: int) -> int:
 
 
 def cold_read_kib(vmm, template) -> int:
-    drop_caches()
+    drop_caches(template)
     with vmm() as m:
         assert m.first_cell(template)[1].text == "2"
         return read_kib(m.process.pid)

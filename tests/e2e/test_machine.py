@@ -3,12 +3,13 @@
 import os
 import socket
 import struct
-from pathlib import Path
 
 import pytest
 
+from conftest import SOFTWARE_KVM
 from tiny import HALT, POWER, SERIAL, elf, store32, store8
 from vmm import VmmError
+
 
 @pytest.fixture
 def boot(vmm, tmp_path):
@@ -54,7 +55,7 @@ def test_triple_fault(boot, pvh):
     assert end["reason"] == "triple-fault" and end["detail"]
 
 
-@pytest.mark.skipif(not Path("/sys/module/kvm_pvm").exists(), reason="hardware KVM runs every instruction")
+@pytest.mark.skipif(not SOFTWARE_KVM, reason="hardware KVM runs every instruction")
 def test_instruction_that_software_kvm_cannot_do(boot):
     """The report must show where and what, or nobody can mend such a kernel."""
     monitor, _ = boot(b"\x90" * 16 + b"\xf3\x0f\xb8\xc0" + HALT)

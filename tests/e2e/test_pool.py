@@ -13,7 +13,7 @@ import pytest
 
 from conftest import BIN
 from test_bounds import within
-from test_thaw import CLOCKS
+from test_thaw import CLOCKS, drop_caches
 from test_unique import AT_ONCE, IDENTITY, NAMES, check_distinct
 from vmm import VmmError, Zygote
 
@@ -228,10 +228,10 @@ def test_bench_arrivals(thawbox):
     assert result["p50_ms"] > 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to drop the page cache")
 @pytest.mark.parametrize("mode", ("fresh", "shell"))
-def test_bench_cold(thawbox, mode):
+def test_bench_cold(thawbox, template, mode):
     """A zygote that lives, and shells that wait, hold nothing of the template's pages."""
+    drop_caches(template)
     assert bench(thawbox, "--mode", mode, "--cache", "cold", "--runs", "3")["cache"] == "cold"
 
 

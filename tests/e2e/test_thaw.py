@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import BIN
+from conftest import BIN, SOFTWARE_KVM
 
 CLOCKS = "import time; (time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))"
 DAY = 24 * 3600
@@ -52,7 +52,8 @@ def test_monotonic_goes_on_from_the_snapshot(vmm, template):
 @pytest.mark.parametrize("code, text", [("1+1", "2"), ("'abc'.upper()", "'ABC'"), ("import math; math.sqrt(4)", "2.0")])
 def test_first_cell_stays_out_of_the_guest_kernel(vmm, template, code, text):
     """Its kernel is not entered: no page fault, no system call; one doorbell write. The best of three counts: on a
-    busy machine a cell may take the 30 ms to the guest's first tick."""
+    busy machine a cell may take the 30 ms to the guest's first tick. A KVM that lets the kernel run by itself
+    counts only the exits that it decodes."""
     counts = []
     for _ in range(3):
         with vmm() as m:
@@ -64,12 +65,14 @@ def test_first_cell_stays_out_of_the_guest_kernel(vmm, template, code, text):
             assert counters["mmio_exits"] <= 3, counters
             m.call("resume")
             assert stream.run("2+2").text == "4"
-    assert min(counts) <= 10, counts
+    assert min(counts) <= 10 or not SOFTWARE_KVM, counts
 
 
-def drop_caches() -> None:
+def drop_caches(template: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to drop the page cache")
+    if subprocess.run(["stat", "-f", "-c", "%T", template], capture_output=True, text=True).stdout == "tmpfs\n":
+        pytest.skip("the template lies in memory: nothing to drop")
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
@@ -78,7 +81,7 @@ def test_cold_page_cache(vmm, template):
     """Pages of memory that must be read first: async page faults must reach a guest that knows of them."""
     code = "import pandas, numpy, matplotlib.pyplot as plt; pandas.DataFrame({'a': [1, 2]}).sum().a"
     for _ in range(2):
-        drop_caches()
+        drop_caches(template)
         with vmm() as m:
             assert m.thaw(template, code).answer().text == "3"
 
@@ -121,9 +124,9 @@ def test_private_memory_of_the_monitor(vmm, template):
 
 
 @pytest.mark.parametrize("cache", ["hot", "cold"])
-def test_bench(thawbox, cache):
+def test_bench(thawbox, template, cache):
     if cache == "cold":
-        drop_caches()
+        drop_caches(template)
     done = subprocess.run([BIN / "thaw", "--runs", "10", "--mode", "fresh", "--cache", cache, "--json"],
                           env=thawbox.env, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
