@@ -86,7 +86,7 @@ def test_interrupt_leaves_nothing(bench, fake):
     process = bench.popen("density", *fake, "--sample", "0", "--idle", "0")
     bench.wait_for_sandboxes(process, 3)
     process.send_signal(signal.SIGINT)
-    assert "interrupted" in process.communicate(timeout=30)[1] and process.returncode == 130
+    assert "interrupted" in process.communicate(timeout=120)[1] and process.returncode == 130
 
 
 def test_real(bench, real):
