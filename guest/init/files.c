@@ -3,9 +3,9 @@
 
 #include "agent.h"
 #include "exec.h"
+#include "meta.h"
 #include "path.h"
 #include "text.h"
-#include "user.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -19,12 +19,6 @@
 
 #define READ_CHUNK  (64u << 10)
 #define ENTRIES_MAX 16384 /* of one list */
-
-/* What every request on a file says. */
-struct target {
-	struct user user;
-	char path[PATH_MAX];
-};
 
 /* Reads the member `key` as a path. False: the stream has its error. */
 static bool get_path(struct stream *s, const json_t *request, const char *key, const char *home,
@@ -41,7 +35,7 @@ static bool get_path(struct stream *s, const json_t *request, const char *key, c
 	return r == 0;
 }
 
-static bool get_target(struct stream *s, const json_t *request, struct target *t)
+bool files_target(struct stream *s, const json_t *request, struct target *t)
 {
 	const char *name = json_string_value(json_object_get(request, "user"));
 
@@ -76,15 +70,29 @@ static int make_parents(const char *path, const struct user *u)
 
 /* --- write ------------------------------------------------------------------------------------ */
 
+#define TEMP_NEW  ".thawbox-new-"
+#define TEMP_OLD  ".thawbox-old-"
+#define TEMP_TAIL ".tmp"
+
 struct upload {
 	int fd;
 	char temp[PATH_MAX], path[PATH_MAX];
 	json_int_t size; /* that the client announced; -1: it did not */
 	uint64_t received;
+	bool is_new; /* nothing was there */
 	mode_t mode;
 	uid_t uid;
 	gid_t gid;
 };
+
+bool files_is_temp(const char *name, bool *is_new)
+{
+	size_t n = strlen(name), tail = strlen(TEMP_TAIL);
+
+	*is_new = strncmp(name, TEMP_NEW, strlen(TEMP_NEW)) == 0;
+	return (*is_new || strncmp(name, TEMP_OLD, strlen(TEMP_OLD)) == 0) &&
+	       n > strlen(TEMP_NEW) + tail && strcmp(name + n - tail, TEMP_TAIL) == 0;
+}
 
 static void free_upload(struct upload *u, bool keep)
 {
@@ -168,6 +176,7 @@ static int plan_upload(struct upload *u, const struct target *t, const json_t *m
 		u->mode = st.st_mode & 07777;
 		r = S_ISDIR(st.st_mode) ? -EISDIR : S_ISREG(st.st_mode) ? 0 : -EOPNOTSUPP;
 	} else {
+		u->is_new = true;
 		r = make_parents(t->path, &t->user);
 	}
 	free(real);
@@ -183,8 +192,8 @@ static int open_temp(struct upload *u)
 	const char *dir, *name;
 
 	path_split(u->path, split, &dir, &name);
-	if (snprintf(u->temp, sizeof(u->temp), "%s/.thawbox-%u.tmp", dir, counter++) >=
-	    (int)sizeof(u->temp))
+	if (snprintf(u->temp, sizeof(u->temp), "%s/%s%u" TEMP_TAIL, dir,
+	             u->is_new ? TEMP_NEW : TEMP_OLD, counter++) >= (int)sizeof(u->temp))
 		return -ENAMETOOLONG;
 	unlink(u->temp); /* of an agent before us */
 	u->fd = open(u->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -198,7 +207,7 @@ void files_write(struct stream *s, const json_t *request)
 	struct upload *u;
 	int r;
 
-	if (!get_target(s, request, &t))
+	if (!files_target(s, request, &t))
 		return;
 	u = calloc(1, sizeof(*u));
 	if (!u) {
@@ -212,6 +221,12 @@ void files_write(struct stream *s, const json_t *request)
 	if (r < 0) {
 		stream_errno(s, -r, t.path);
 		free(u);
+		return;
+	}
+	r = meta_write(u->fd, json_object_get(request, "metadata"));
+	if (r < 0) {
+		stream_errno(s, -r, t.path);
+		free_upload(u, false);
 		return;
 	}
 	s->op = u;
@@ -297,7 +312,7 @@ void files_read(struct stream *s, const json_t *request)
 	mode_t mode = 0;
 	int fd;
 
-	if (!get_target(s, request, &t))
+	if (!files_target(s, request, &t))
 		return;
 	fd = open_regular(t.path, &mode);
 	if (fd < 0) {
@@ -333,8 +348,7 @@ static const char *type_name(mode_t mode)
 	}
 }
 
-/* Name and owner of one entry; type, size and mode are of what a link leads to. NULL and errno. */
-static json_t *describe(const char *path)
+json_t *files_describe(const char *path)
 {
 	char owner[64], group[64], split[PATH_MAX + 2];
 	const char *dir, *name;
@@ -359,7 +373,9 @@ static json_t *describe(const char *path)
 		json_object_set_new(e, "target", text_json(real ? real : path));
 		free(real);
 	}
-	if (!e)
+	if (e)
+		json_object_set_new(e, "metadata", meta_read(path)); /* NULL: none */
+	else
 		errno = ENOMEM;
 	return e;
 }
@@ -367,7 +383,7 @@ static json_t *describe(const char *path)
 /* RESULT {"status":"ok","entry":{...}} of a path, or its error. */
 static void result_entry(struct stream *s, const char *path)
 {
-	json_t *entry = describe(path);
+	json_t *entry = files_describe(path);
 
 	if (entry)
 		stream_result(s, json_pack("{s:s, s:o}", "status", "ok", "entry", entry));
@@ -379,7 +395,7 @@ void files_stat(struct stream *s, const json_t *request)
 {
 	struct target t;
 
-	if (get_target(s, request, &t))
+	if (files_target(s, request, &t))
 		result_entry(s, t.path);
 }
 
@@ -406,7 +422,7 @@ static int list_entry(json_t *entries, const char *dir, const char *name, json_i
 		return 0; /* too deep to be named */
 	if (json_array_size(entries) >= ENTRIES_MAX)
 		return -EFBIG;
-	e = describe(path);
+	e = files_describe(path);
 	if (!e)
 		return errno == ENOMEM ? -ENOMEM : 0; /* gone since */
 	if (json_array_append_new(entries, e) < 0)
@@ -443,7 +459,7 @@ void files_list(struct stream *s, const json_t *request)
 	struct target t;
 	int r;
 
-	if (!get_target(s, request, &t))
+	if (!files_target(s, request, &t))
 		return;
 	entries = json_array();
 	r = entries ? list_into(entries, t.path, depth > 1 ? depth : 1) : -ENOMEM;
@@ -466,7 +482,7 @@ void files_mkdir(struct stream *s, const json_t *request)
 	struct target t;
 	int r;
 
-	if (!get_target(s, request, &t))
+	if (!files_target(s, request, &t))
 		return;
 	r = make_parents(t.path, &t.user);
 	if (r == 0 && (mkdir(t.path, 0755) < 0 || chown(t.path, t.user.uid, t.user.gid) < 0))
@@ -494,7 +510,7 @@ void files_remove(struct stream *s, const json_t *request)
 {
 	struct target t;
 
-	if (!get_target(s, request, &t))
+	if (!files_target(s, request, &t))
 		return;
 	if (strcmp(t.path, "/") == 0)
 		stream_error(s, "PermissionError", "the root of the file system cannot be removed");
@@ -513,7 +529,7 @@ void files_rename(struct stream *s, const json_t *request)
 	struct stat st;
 	int r;
 
-	if (!get_target(s, request, &t) || !get_path(s, request, "to", t.user.home, to))
+	if (!files_target(s, request, &t) || !get_path(s, request, "to", t.user.home, to))
 		return;
 	r = lstat(t.path, &st) < 0 ? -errno : make_parents(to, &t.user);
 	if (r == 0 && rename(t.path, to) < 0)

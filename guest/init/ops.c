@@ -4,6 +4,8 @@
 #include "exec.h"
 #include "files.h"
 #include "kernels.h"
+#include "notify.h"
+#include "ports.h"
 
 #include <string.h>
 
@@ -38,6 +40,7 @@ static const struct {
 	{ "mkdir", files_mkdir },   { "remove", files_remove },
 	{ "rename", files_rename }, { "interrupt", kernels_interrupt },
 	{ "kill", kernels_kill },   { "context", kernels_context },
+	{ "watch", notify_start },  { "connect", ports_connect },
 	{ "shutdown", shut_down },
 };
 

@@ -174,6 +174,11 @@ static const char *name_of_errno(int err)
 		return "PermissionError";
 	case ESRCH:
 		return "ProcessLookupError";
+	case ECONNREFUSED:
+		return "ConnectionRefusedError";
+	case ECONNRESET:
+	case EPIPE:
+		return "ConnectionResetError";
 	case ETIMEDOUT:
 		return "TimeoutError";
 	case ENOMEM:

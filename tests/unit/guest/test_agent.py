@@ -109,6 +109,24 @@ class Stream:
                 return json.loads(got[RESULT]), got
 
 
+class Watch(Stream):
+    """A "watch" that has started."""
+
+    def __init__(self, path: str, request: object) -> None:
+        super().__init__(path, request)
+        self.raw: list[dict] = []
+        kind, payload = self.frame()
+        assert (kind, json.loads(payload)) == (EVENT, {"event": "started"}), payload
+
+    def new(self) -> list[tuple[str, str]]:
+        """What has happened since; the frames themselves are in `raw`."""
+        self.send(REQUEST, b'{"op":"sync"}')
+        self.raw = []
+        while (event := json.loads(self.frame()[1]))["event"] != "sync":
+            self.raw.append(event)
+        return [(event["event"], event["name"]) for event in self.raw]
+
+
 class AgentTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
@@ -439,6 +457,264 @@ class AgentTest(unittest.TestCase):
         if ME == "root":  # a full tree goes by way of a command of root's
             self.assertEqual(self.ask(op="remove", path=top)["status"], "ok")
             self.assertFalse(os.path.exists(top))
+
+    def test_metadata(self) -> None:
+        path = f"{self.home}/meta"
+        r = self.ask(b"x", op="write", path=path, metadata={"author": "a b", "empty": ""})
+        self.assertEqual(r["status"], "ok", r)
+        want = {"author": "a b", "empty": ""}
+        self.assertEqual(self.ask(op="stat", path=path)["entry"]["metadata"], want)
+        self.assertEqual(os.getxattr(path, "user.e2b.author"), b"a b")
+        os.setxattr(path, "user.e2b.raw", b"\xff")
+        os.setxattr(path, "user.other", b"x")
+        self.assertEqual(self.ask(op="rename", path=path, to=path + "2")["entry"]["metadata"], {**want, "raw": "?"})
+        (entry,) = [e for e in self.ask(op="list", path=self.home)["entries"] if e["name"] == "meta2"]
+        self.assertEqual(entry["metadata"], {**want, "raw": "?"})
+        self.assertEqual(self.ask(b"y", op="write", path=path + "2")["status"], "ok")
+        self.assertNotIn("metadata", self.ask(op="stat", path=path + "2")["entry"])
+        for bad in ({"a": 1}, {"": "x"}, {"k" * 300: "x"}, []):
+            self.assert_error(self.ask(b"z", op="write", path=path + "2", metadata=bad), "OSError")
+        self.assertEqual(pathlib.Path(path + "2").read_text(), "y")
+        self.assertFalse([n for n in os.listdir(self.home) if n.endswith(".tmp")])
+
+    # --- watching
+
+    def watch(self, path: str, **more: object) -> Watch:
+        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+        return Watch(self.path, {"op": "watch", "path": path, **more})
+
+    def test_watch(self) -> None:
+        top = f"{self.home}/w1"
+        w = self.watch(top)
+        pathlib.Path(top, "a").write_text("x")
+        os.chmod(f"{top}/a", 0o600)
+        os.rename(f"{top}/a", f"{top}/b")
+        os.unlink(f"{top}/b")
+        os.mkdir(f"{top}/d")
+        pathlib.Path(top, "d/unseen").write_text("x")
+        self.assertEqual(w.new(), [("create", "a"), ("write", "a"), ("chmod", "a"), ("rename", "a"), ("create", "b"),
+                                   ("remove", "b"), ("create", "d")])
+        self.assertEqual(w.new(), [])
+        os.chmod(top, 0o700)
+        self.assertEqual(w.new(), [("chmod", ".")])
+        os.unlink(f"{top}/d/unseen")
+        os.rmdir(f"{top}/d")
+        os.rmdir(top)
+        self.assertEqual(w.new(), [("remove", "d"), ("remove", ".")])
+        os.mkdir(top)  # another folder of that name
+        pathlib.Path(top, "c").write_text("x")
+        self.assertEqual(w.new(), [])
+
+    def test_watch_shows_uploads_as_writes_in_place(self) -> None:
+        top = f"{self.home}/w2"
+        w = self.watch(top)
+        self.assertEqual(self.ask(b"data", op="write", path=f"{top}/f")["status"], "ok")
+        self.assertEqual(w.new(), [("create", "f"), ("chmod", "f"), ("write", "f")])
+        self.ask(b"again", op="write", path=f"{top}/f")
+        self.assertEqual(w.new(), [("write", "f")])
+        self.assert_error(self.ask(b"12", op="write", path=f"{top}/g", size=3), "ValueError")
+        self.assertEqual(w.new(), [])
+
+    def test_watch_all_below(self) -> None:
+        top = f"{self.home}/w3"
+        os.makedirs(f"{top}/there/deep")
+        os.symlink("/usr", f"{top}/link")
+        w = self.watch(top, recursive=True)
+        pathlib.Path(top, "there/deep/f").write_text("x")
+        self.assertEqual(w.new(), [("create", "there/deep/f"), ("write", "there/deep/f")])
+        os.makedirs(f"{top}/new/er")
+        pathlib.Path(top, "new/er/f").write_text("x")
+        seen = w.new()
+        self.assertEqual(seen[0], ("create", "new"))
+        self.assertEqual({("create", "new/er"), ("create", "new/er/f"), ("write", "new/er/f")} - set(seen), set())
+        pathlib.Path(top, "new/er/f").write_text("y")
+        self.assertIn(("write", "new/er/f"), w.new())
+        os.rename(f"{top}/new", f"{top}/moved")
+        pathlib.Path(top, "moved/er/f").write_text("z")
+        self.assertEqual(w.new()[:2], [("rename", "new"), ("create", "moved")])
+        pathlib.Path(top, "moved/er/f").write_text("z")
+        self.assertEqual(set(w.new()), {("write", "moved/er/f")})
+        os.rename(f"{top}/moved", f"{self.home}/w3-elsewhere")
+        pathlib.Path(self.home, "w3-elsewhere/er/f").write_text("?")
+        self.assertEqual(w.new(), [("rename", "moved")])
+        self.assertEqual(self.ask(b"1", op="write", path=f"{top}/x/y")["status"], "ok")
+        self.assertIn(("write", "x/y"), w.new())
+
+    def test_watch_with_entries(self) -> None:
+        top = f"{self.home}/w4"
+        w = self.watch(top, entries=True)
+        self.ask(b"data", op="write", path=f"{top}/f", metadata={"k": "v"})
+        w.new()
+        self.assertEqual({e["entry"]["path"] for e in w.raw}, {f"{top}/f"})
+        self.assertEqual((w.raw[-1]["entry"]["size"], w.raw[-1]["entry"]["metadata"]), (4, {"k": "v"}))
+        os.unlink(f"{top}/f")
+        w.new()
+        self.assertNotIn("entry", w.raw[-1])
+
+    def test_watch_errors(self) -> None:
+        self.assert_error(self.ask(op="watch", path=f"{self.home}/none"), "FileNotFoundError")
+        self.assert_error(self.ask(op="watch", path="/etc/passwd"), "NotADirectoryError")
+        self.assert_error(self.ask(op="watch", path="/", user="no-such"), "KeyError")
+        s = Stream(self.path, {"op": "watch", "path": "/"})
+        s.frame()
+        s.send(DATA, b"x")
+        self.assert_error(s.all()[0], "ProtocolError")
+
+    def test_watch_is_bounded(self) -> None:
+        top = f"{self.home}/w5"
+        for n in range(4200):
+            os.makedirs(f"{top}/{n % 64}/{n}")
+        self.assert_error(self.ask(op="watch", path=top, recursive=True), "OSError")
+        self.assertIn("watch a part of it", self.ask(op="watch", path=top, recursive=True)["error"]["value"])
+        w = self.watch(f"{top}/1", recursive=True)
+        self.assertEqual(w.new(), [])
+
+    def test_watch_that_is_not_read_loses_events_and_says_so(self) -> None:
+        top = f"{self.home}/w6"
+        w = self.watch(top)
+        most = int(pathlib.Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+        for n in range(2 * most):  # what waits in the socket and the agent, and then in the kernel
+            os.close(os.open(f"{top}/{n}", os.O_CREAT))
+            os.unlink(f"{top}/{n}")
+        result, got = w.all()
+        self.assert_error(result, "OverflowError")
+        rss = int(pathlib.Path(f"/proc/{self.agent.pid}/statm").read_text().split()[1]) * 4096
+        self.assertLess(rss, 16 << 20)
+
+    def test_watches_that_are_left_are_closed(self) -> None:
+        def held() -> int:
+            fds = f"/proc/{self.agent.pid}/fd"
+            return sum("inotify" in os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds))
+        self.wait(lambda: held() == 0)
+        watches = [self.watch(f"{self.home}/w7") for _ in range(20)]
+        self.assertEqual(held(), 20)
+        for w in watches:
+            w.sock.close()
+        self.wait(lambda: held() == 0)
+
+    # --- ports
+
+    def serve(self, family: int = socket.AF_INET) -> tuple[socket.socket, int]:
+        server = socket.socket(family)
+        server.settimeout(20)
+        server.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
+        server.listen()
+        self.addCleanup(server.close)
+        return server, server.getsockname()[1]
+
+    def connect(self, port: int, *parts: tuple[int, bytes]) -> Stream:
+        s = Stream(self.path, {"op": "connect", "port": port})
+        for kind, payload in parts:
+            s.send(kind, payload)
+        return s
+
+    def accept(self, server: socket.socket) -> socket.socket:
+        peer = server.accept()[0]
+        self.addCleanup(peer.close)
+        return peer
+
+    def test_connect(self) -> None:
+        server, port = self.serve()
+        s = self.connect(port, (DATA, b"sent before it is open"))
+        self.assertEqual(s.frame(), (EVENT, b'{"event":"started"}'))
+        peer = self.accept(server)
+        self.assertEqual(peer.recv(100), b"sent before it is open")
+        peer.sendall(b"answer")
+        self.assertEqual(s.frame(), (DATA, b"answer"))
+        s.send(END)
+        self.assertEqual(peer.recv(100), b"", "one way has ended")
+        peer.sendall(b"and the other goes on")
+        self.assertEqual(s.frame(), (DATA, b"and the other goes on"))
+        peer.close()
+        self.assertEqual(s.frame(), (END, b""))
+        self.assertEqual(s.all()[0], {"status": "ok"})
+
+    def test_connect_whose_server_ends_first(self) -> None:
+        server, port = self.serve()
+        s = self.connect(port)
+        s.frame()
+        peer = self.accept(server)
+        peer.shutdown(socket.SHUT_WR)
+        self.assertEqual(s.frame(), (END, b""))
+        s.send(DATA, b"still")
+        self.assertEqual(peer.recv(100), b"still")
+        s.send(END)
+        self.assertEqual(s.all()[0], {"status": "ok"})
+
+    def test_connect_by_ipv6(self) -> None:
+        try:
+            server, port = self.serve(socket.AF_INET6)
+        except OSError:
+            self.skipTest("no IPv6 on this machine")
+        s = self.connect(port, (DATA, b"x"))
+        self.assertEqual(s.frame()[0], EVENT)
+        self.assertEqual(self.accept(server).recv(10), b"x")
+
+    def test_connect_errors(self) -> None:
+        server, port = self.serve()
+        server.close()
+        self.assert_error(self.connect(port, (DATA, b"x")).all()[0], "ConnectionRefusedError")
+        for bad in (0, 65536, -1, "80"):
+            self.assert_error(self.ask(op="connect", port=bad), "ValueError")
+        server, port = self.serve()
+        s = self.connect(port, (DATA, b"not read"))
+        s.frame()
+        peer = self.accept(server)
+        self.wait(lambda: len(peer.recv(100, socket.MSG_PEEK)) == 8)
+        peer.close()  # with something unread: a reset
+        self.assert_error(s.all()[0], "ConnectionResetError")
+
+    def test_connect_back_pressure_both_ways(self) -> None:
+        server, port = self.serve()
+        s = self.connect(port)
+        s.frame()
+        peer = self.accept(server)
+        for way in (s.sock, peer):
+            way.setblocking(False)
+            piece = frame(DATA, b"y" * 65536) if way is s.sock else b"y" * 65536
+            sent = at = stalled = 0
+            while stalled < 20 and sent < 64 << 20:  # nobody reads at the other end
+                try:
+                    n = way.send(piece[at:])
+                    at = (at + n) % len(piece)
+                    sent += n
+                    stalled = 0
+                except BlockingIOError:
+                    stalled += 1
+                    time.sleep(0.01)
+            self.assertLess(sent, 32 << 20)
+        rss = int(pathlib.Path(f"/proc/{self.agent.pid}/statm").read_text().split()[1]) * 4096
+        self.assertLess(rss, 16 << 20)
+
+    def test_connect_much_both_ways(self) -> None:
+        server, port = self.serve()
+        data = os.urandom(8 << 20)
+        pid = os.fork()
+        if pid == 0:  # an echo
+            peer = self.accept(server)
+            while piece := peer.recv(65536):
+                peer.sendall(piece)
+            os._exit(0)
+        s = self.connect(port)
+        writer = os.fork()
+        if writer == 0:
+            for i in range(0, len(data), 1 << 20):
+                s.send(DATA, data[i:i + (1 << 20)])
+            s.send(END)
+            os._exit(0)
+        result, got = s.all()
+        os.waitpid(writer, 0)
+        os.waitpid(pid, 0)
+        self.assertEqual((result, got[DATA] == data), ({"status": "ok"}, True))
+
+    def test_connect_that_is_left_is_closed(self) -> None:
+        server, port = self.serve()
+        s = self.connect(port)
+        s.frame()
+        peer = self.accept(server)
+        s.sock.close()
+        peer.settimeout(20)
+        self.assertEqual(peer.recv(10), b"")
 
     # --- kernels
 
