@@ -79,6 +79,8 @@ static void suspend(struct request *req)
 	const union MHD_ConnectionInfo *info =
 		MHD_get_connection_info(req->conn, MHD_CONNECTION_INFO_CONNECTION_FD);
 
+	if (req->is_suspended) /* MHD goes on with chunks that it has already read */
+		return;
 	MHD_suspend_connection(req->conn);
 	req->is_suspended = true;
 	loop_poll(req->http->loop, &req->left_op, info->connect_fd, POLLRDHUP);
