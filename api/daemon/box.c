@@ -6,6 +6,7 @@
 #include "api/daemon/journal.h"
 #include "api/daemon/process.h"
 #include "api/daemon/text.h"
+#include "api/daemon/watch.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -154,6 +155,7 @@ void box_end(struct box *box, const char *why)
 	cut_requests(box);
 	process_end_all(box);
 	context_end_all(box);
+	watch_end_all(box);
 	box->sb = box->machine.sb;
 	destroy_later(box);
 }
@@ -250,6 +252,7 @@ struct box *box_create(struct daemon *daemon, const struct box_spec *spec)
 	list_init(&box->requests);
 	list_init(&box->processes);
 	list_init(&box->contexts);
+	list_init(&box->watches);
 	make_id(box->id);
 	if (!spec->is_open)
 		make_token(box->token);

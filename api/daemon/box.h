@@ -48,6 +48,9 @@ struct box {
 	struct node requests;
 	struct node processes;        /* of process.c */
 	struct node contexts;         /* of context.c */
+	struct node watches;          /* of watch.c */
+	unsigned last_watch;          /* its number */
+	unsigned nr_ports;            /* connections of port.c */
 	uint64_t cpu_ns, cpu_seen_ns; /* of the last look at what it uses */
 	struct box_line log[BOX_LOG_LINES];
 	unsigned nr_lines; /* ever */

@@ -14,11 +14,12 @@
 #include "api/keys.h"
 
 #define STALLS_MAX   8
-#define ENVD_VERSION "0.6.1" /* what its gates in the SDKs stand for: docs/e2b.md */
+#define ENVD_VERSION "0.6.4" /* what its gates in the SDKs stand for: docs/e2b.md */
 
 struct options {
 	/* where it listens */
 	const char *listen, *unix_path, *tls_cert, *tls_key;
+	const char *domain; /* under which clients find ports: PORT-ID.DOMAIN; NULL: none */
 	/* who may come */
 	const char *keys;
 	/* what it serves */

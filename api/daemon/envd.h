@@ -5,6 +5,7 @@
 
 #include "api/daemon/files.h"
 #include "api/daemon/process.h"
+#include "api/daemon/watch.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -127,8 +127,8 @@ json_t *envd_entry(const json_t *entry)
 	json_int_t mode =
 		is_dangling ? 0 : json_integer_value(json_object_get(entry, "mode")) & 0777;
 	json_int_t ns = json_integer_value(json_object_get(entry, "mtime_ns"));
+	json_t *json, *metadata = json_object_get(entry, "metadata");
 	char text[11], when[TEXT_TIME_MAX];
-	json_t *json;
 
 	permissions(type, target, (unsigned)mode, text);
 	json = json_pack("{s:O*, s:O*, s:O*, s:I, s:s, s:O*, s:O*, s:s, s:s*}", "name",
@@ -137,6 +137,8 @@ json_t *envd_entry(const json_t *entry)
 	                 "owner", json_object_get(entry, "owner"), "group",
 	                 json_object_get(entry, "group"), "modifiedTime",
 	                 text_time(ns / 1000, when), "symlinkTarget", target);
+	if (json_object_size(metadata) && text_is_string_map(metadata))
+		json_object_set(json, "metadata", metadata);
 	if (type && !is_dangling && strcmp(type, "other") != 0)
 		json_object_set_new(json, "type",
 		                    json_string(!strcmp(type, "dir") ? "FILE_TYPE_DIRECTORY"
@@ -256,22 +258,6 @@ static void on_remove(struct request *req)
 	ask_plain(req, "remove", answer_remove);
 }
 
-static const char no_watch[] =
-	"thawbox does not offer watching of folders yet: list the folder again instead";
-
-static void on_watch(struct request *req)
-{
-	rpc_fail(req, RPC_UNIMPLEMENTED, no_watch);
-}
-
-static void on_watch_stream(struct request *req)
-{
-	if (!rpc_is_stream(req))
-		return;
-	rpc_begin(req);
-	rpc_end_fail(req, RPC_UNIMPLEMENTED, no_watch);
-}
-
 static void on_health(struct request *req)
 {
 	reply_empty(req, 204);
@@ -292,10 +278,10 @@ const struct route envd_routes[] = {
 	{ "POST", "/filesystem.Filesystem/MakeDir", on_make_dir, 0, 0 },
 	{ "POST", "/filesystem.Filesystem/Move", on_move, 0, 0 },
 	{ "POST", "/filesystem.Filesystem/Remove", on_remove, 0, 0 },
-	{ "POST", "/filesystem.Filesystem/WatchDir", on_watch_stream, 0, 0 },
-	{ "POST", "/filesystem.Filesystem/CreateWatcher", on_watch, 0, 0 },
-	{ "POST", "/filesystem.Filesystem/GetWatcherEvents", on_watch, 0, 0 },
-	{ "POST", "/filesystem.Filesystem/RemoveWatcher", on_watch, 0, 0 },
+	{ "POST", "/filesystem.Filesystem/WatchDir", watch_stream, 0, 0 },
+	{ "POST", "/filesystem.Filesystem/CreateWatcher", watch_create, 0, 0 },
+	{ "POST", "/filesystem.Filesystem/GetWatcherEvents", watch_get_events, 0, 0 },
+	{ "POST", "/filesystem.Filesystem/RemoveWatcher", watch_remove, 0, 0 },
 	{ "POST", "/process.Process/Start", process_start, 4u << 20, 0 },
 	{ "POST", "/process.Process/Connect", process_connect, 0, 0 },
 	{ "POST", "/process.Process/List", process_list, 0, 0 },

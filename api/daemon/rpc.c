@@ -48,7 +48,8 @@ enum rpc_code rpc_code_of(const char *name)
 		{ "NotADirectoryError", RPC_INVALID_ARGUMENT },
 		{ "IsADirectoryError", RPC_INVALID_ARGUMENT },
 		{ "ValueError", RPC_INVALID_ARGUMENT },
-		{ "KeyError", RPC_UNAUTHENTICATED }, /* an unknown user */
+		{ "KeyError", RPC_UNAUTHENTICATED },    /* an unknown user */
+		{ "ProtocolError", RPC_UNIMPLEMENTED }, /* an agent of an older template */
 	};
 
 	for (size_t i = 0; name && i < ARRAY_LEN(names); i++)

@@ -6,6 +6,7 @@
 #include "api/daemon/text.h"
 #include "core/own.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +17,10 @@
 #define PARTS_MAX     1024u
 #define FLYING_MAX    16u /* files whose answer is still out */
 #define POST_BYTES    (32u << 10)
+
+#define METADATA_PREFIX  "X-Metadata-"
+#define METADATA_KEY_MAX 246u /* bytes: with its prefix, the name of an attribute of a file */
+#define METADATA_MAX     4096u
 
 struct part {
 	struct node node; /* in the order of the request */
@@ -29,7 +34,8 @@ struct part {
 struct upload {
 	struct request *req;
 	char user[64];
-	char *path; /* of the query, or NULL */
+	char *path;       /* of the query, or NULL */
+	json_t *metadata; /* for each file; NULL: none */
 	struct MHD_PostProcessor *post;
 	struct node parts;
 	struct part *part; /* whose content comes; NULL: nobody's */
@@ -62,6 +68,7 @@ static void upload_free(struct upload *u)
 	if (u->has_zlib)
 		(void)inflateEnd(&u->zlib);
 	bytes_free(&u->packed);
+	json_decref(u->metadata);
 	free(u->path);
 	free(u);
 }
@@ -85,8 +92,9 @@ static json_t *written(const struct upload *u)
 		const char *path = text_member(part->result, "path");
 		const char *slash = path ? strrchr(path, '/') : NULL;
 
-		json_array_append_new(list, json_pack("{s:s*, s:s, s:s}", "path", path, "name",
-		                                      slash ? slash + 1 : "", "type", "file"));
+		json_array_append_new(list, json_pack("{s:s*, s:s, s:s, s:O*}", "path", path,
+		                                      "name", slash ? slash + 1 : "", "type",
+		                                      "file", "metadata", u->metadata));
 	}
 	return list;
 }
@@ -203,8 +211,8 @@ static void begin_part(struct upload *u, const char *path)
 	u->part = part;
 	list_append(&u->parts, &part->node);
 	guest_open(&part->stream, &u->req->box->machine, GUEST_PORT_AGENT, &part_ops);
-	guest_send_json(&part->stream,
-	                json_pack("{s:s, s:s, s:s}", "op", "write", "path", path, "user", u->user));
+	guest_send_json(&part->stream, json_pack("{s:s, s:s, s:s, s:O*}", "op", "write", "path",
+	                                         path, "user", u->user, "metadata", u->metadata));
 }
 
 static void add(struct upload *u, const void *data, size_t len)
@@ -366,13 +374,44 @@ static const struct request_ops upload_ops = { .data = on_data,
 	                                       .complete = on_complete,
 	                                       .gone = on_gone };
 
-static enum MHD_Result find_metadata(void *cls, enum MHD_ValueKind kind, const char *key,
+bool upload_add_metadata(json_t *metadata, const char *name, const char *value)
+{
+	char key[METADATA_KEY_MAX + 1];
+	size_t total = strlen(name) + strlen(value), n = 0;
+	const char *other;
+	json_t *text;
+
+	for (; name[n] && n < METADATA_KEY_MAX; n++)
+		key[n] = (char)tolower((unsigned char)name[n]);
+	key[n] = '\0';
+	for (const char *p = value; *p; p++)
+		if (*p < ' ' || *p == 0x7f)
+			return false;
+	json_object_foreach(metadata, other, text)
+	{
+		total += strlen(other) + json_string_length(text);
+	}
+	return n && !name[n] && total <= METADATA_MAX &&
+	       !json_object_set_new(metadata, key, json_string(value));
+}
+
+struct metadata {
+	json_t *all;
+	bool is_wrong;
+};
+
+/* MHD_KeyValueIterator. */
+static enum MHD_Result take_metadata(void *cls, enum MHD_ValueKind kind, const char *key,
                                      const char *value)
 {
+	struct metadata *m = cls;
+
 	(void)kind;
-	(void)value;
-	if (!strncasecmp(key, "X-Metadata-", 11))
-		*(bool *)cls = true;
+	if (strncasecmp(key, METADATA_PREFIX, strlen(METADATA_PREFIX)) != 0)
+		return MHD_YES;
+	m->all = m->all ? m->all : json_object();
+	if (!upload_add_metadata(m->all, key + strlen(METADATA_PREFIX), value ? value : ""))
+		m->is_wrong = true;
 	return MHD_YES;
 }
 
@@ -385,12 +424,8 @@ static bool is_multipart(const char *type)
 static bool check(struct request *req, const char *type, const char *path)
 {
 	const char *encoding = request_header(req, "Content-Encoding");
-	bool has_metadata = false;
 
-	(void)MHD_get_connection_values(req->conn, MHD_HEADER_KIND, find_metadata, &has_metadata);
-	if (has_metadata) {
-		reply_not_offered(req, "metadata of files");
-	} else if (!is_multipart(type) && strncasecmp(type, "application/octet-stream", 24) != 0) {
+	if (!is_multipart(type) && strncasecmp(type, "application/octet-stream", 24) != 0) {
 		reply_error(req, 400,
 		            "the content type must be multipart/form-data or "
 		            "application/octet-stream");
@@ -423,17 +458,27 @@ void upload_begin(struct request *req)
 {
 	const char *path = request_query(req, "path"), *user = request_query(req, "username"),
 		   *type = request_header(req, "Content-Type");
+	struct metadata metadata = { 0 };
 	struct upload *u;
 
 	type = type ? type : "";
 	if (!check(req, type, path))
 		return;
-	u = calloc(1, sizeof(*u));
+	(void)MHD_get_connection_values(req->conn, MHD_HEADER_KIND, take_metadata, &metadata);
+	if (metadata.is_wrong)
+		reply_error(req, 400,
+		            "metadata: a key has 1 to %u bytes, all of it is printable ASCII, and "
+		            "has %u bytes together at most",
+		            METADATA_KEY_MAX, METADATA_MAX);
+	u = metadata.is_wrong ? NULL : calloc(1, sizeof(*u));
 	if (!u) {
-		reply_error(req, 503, "no memory");
+		json_decref(metadata.all);
+		if (!req->status)
+			reply_error(req, 503, "no memory");
 		return;
 	}
 	list_init(&u->parts);
+	u->metadata = metadata.all;
 	u->req = req;
 	u->path = path ? strdup(path) : NULL;
 	(void)snprintf(u->user, sizeof(u->user), "%s", user && *user ? user : "user");

@@ -7,6 +7,9 @@
 #ifndef API_DAEMON_UPLOAD_H
 #define API_DAEMON_UPLOAD_H
 
+#include <jansson.h>
+#include <stdbool.h>
+
 struct request;
 
 /* At the headers of a request that may write. */
@@ -14,5 +17,8 @@ void upload_begin(struct request *req);
 
 /* Undoes in place what browsers and httpx do to a file's name in a header: %22, %0D and %0A. Pure. */
 void upload_decode_name(char *name);
+
+/* Adds what a header X-Metadata-NAME says. False: it is out of bounds, or not printable ASCII. Pure. */
+bool upload_add_metadata(json_t *metadata, const char *name, const char *value);
 
 #endif

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from e2b import CommandExitException, SandboxException, TimeoutException
+from e2b import CommandExitException, FileNotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import AsyncSandbox
 
 pytestmark = pytest.mark.asyncio
@@ -24,7 +24,7 @@ async def test_life(box):
     assert (await again.run_code("import os; os.environ['A']")).text == "b"
     assert box.sandbox_id in [item.sandbox_id for item in await AsyncSandbox.list().next_items()]
     assert len(await box.get_metrics()) == 1
-    for call in (box.pause(), box.fork(), box.files.watch_dir("/home/user", print)):
+    for call in (box.pause(), box.fork()):
         with pytest.raises(SandboxException, match="thawbox"):
             await call
     assert await box.kill() and not await box.is_running()
@@ -63,6 +63,32 @@ async def test_commands(box):
     lines = []
     handle = await box.commands.run("for i in 1 2 3; do echo $i; done", background=True, on_stdout=lines.append, timeout=0)
     assert (await handle.wait()).stdout == "1\n2\n3\n" == "".join(lines)
+
+
+async def test_watch(box):
+    seen, ended = asyncio.Queue(), asyncio.Event()
+    await box.files.make_dir("seen/there")
+    watch = await box.files.watch_dir("seen", on_event=seen.put_nowait, on_exit=lambda error: ended.set(), recursive=True,
+                                      include_entry=True)
+    await box.files.write("seen/there/f", "x")
+    events = [await asyncio.wait_for(seen.get(), 120) for _ in range(3)]
+    assert [(e.type.value, e.name) for e in events] == [(kind, "there/f") for kind in ("create", "chmod", "write")]
+    assert events[2].entry.path == "/home/user/seen/there/f"
+    await box.commands.run("mv seen/there seen/other; echo >seen/other/g", timeout=0)
+    events = [await asyncio.wait_for(seen.get(), 120) for _ in range(3)]
+    assert [(e.type.value, e.name) for e in events] == [("rename", "there"), ("create", "other"), ("create", "other/g")]
+    await watch.stop()
+    assert ended.is_set()
+    with pytest.raises(FileNotFoundException):
+        await box.files.watch_dir("nothing", on_event=print)
+
+
+async def test_watch_ends_with_its_sandbox(daemon):
+    box = await AsyncSandbox.create()
+    ended = asyncio.get_running_loop().create_future()
+    await box.files.watch_dir("/tmp", on_event=print, on_exit=ended.set_result, timeout=0)
+    await box.kill()
+    assert isinstance(await asyncio.wait_for(ended, 120), TimeoutException)
 
 
 async def test_killed_in_the_middle(daemon):

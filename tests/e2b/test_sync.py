@@ -7,7 +7,8 @@ import time
 import urllib.request
 
 import pytest
-from e2b import CommandExitException, FileNotFoundException, SandboxException, SandboxQuery, TimeoutException
+from e2b import (CommandExitException, FileNotFoundException, FilesystemEventType, RateLimitException, SandboxException,
+                 SandboxQuery, TimeoutException)
 from e2b.exceptions import InvalidArgumentException, NotFoundException
 from e2b_code_interpreter import Sandbox
 
@@ -75,18 +76,12 @@ def test_expires(daemon):
     lambda box: Sandbox.create(lifecycle={"on_timeout": "pause"}),
     lambda box: Sandbox.create(network={"allow_out": ["example.com"]}),
     lambda box: Sandbox.list_snapshots().next_items(),
-    lambda box: box.files.watch_dir("/home/user"),
     lambda box: box.run_code("1", language="javascript"),
     lambda box: box.create_code_context(language="r"),
 ])
 def test_not_offered(sandbox, call):
     with pytest.raises(SandboxException, match="thawbox"):
         call(sandbox)
-
-
-def test_file_metadata_is_refused(sandbox):
-    with pytest.raises(SandboxException):
-        sandbox.files.write("x", "y", metadata={"a": "b"})
 
 
 def test_unknown_template(daemon):
@@ -234,6 +229,74 @@ def test_signed_urls(daemon, sandbox):
                         (url.split("&signature")[0], b"missing signature")):
         status, body = daemon.get(wrong.removeprefix(daemon.url))
         assert status == 401 and text in body
+
+
+def test_metadata(sandbox):
+    files, wanted = sandbox.files, {"author": "mish", "purpose": "a b"}
+    assert files.write("m/a", "x", metadata=wanted).metadata == wanted
+    assert files.get_info("m/a").metadata == wanted
+    assert files.write("m/b", "x", metadata=wanted, use_octet_stream=True).metadata == wanted
+    assert [entry.metadata for entry in files.list("m")] == [wanted, wanted]
+    assert files.rename("m/b", "m/c").metadata == wanted
+    assert files.write("m/a", "y").metadata is None and files.get_info("m/a").metadata is None
+    sandbox.commands.run("""python3 -c "import os; os.setxattr('m/a', 'user.e2b.from', b'inside')" """, timeout=0)
+    assert files.get_info("m/a").metadata == {"from": "inside"}
+    with pytest.raises(InvalidArgumentException):
+        files.write("m/a", "x", metadata={"k": "v" * 5000})
+
+
+def test_watch(sandbox):
+    files, kind = sandbox.files, FilesystemEventType
+    files.make_dir("seen")
+    watch = files.watch_dir("seen", include_entry=True, allow_network_mounts=True)
+    files.write("seen/a", "x")
+    events = watch.get_new_events()
+    assert [(e.type, e.name) for e in events] == [(kind.CREATE, "a"), (kind.CHMOD, "a"), (kind.WRITE, "a")]
+    assert events[2].entry.path == "/home/user/seen/a" and events[2].entry.size == 1
+    assert watch.get_new_events() == []
+    sandbox.commands.run("cd seen; echo y >>a; mv a b; rm b; mkdir d; echo >d/unseen", timeout=0)
+    assert [(e.type, e.name) for e in watch.get_new_events()] == [
+        (kind.WRITE, "a"), (kind.RENAME, "a"), (kind.CREATE, "b"), (kind.REMOVE, "b"), (kind.CREATE, "d")]
+    watch.stop()
+    with pytest.raises(SandboxException):
+        watch.get_new_events()
+    below = files.watch_dir("seen", recursive=True)
+    files.make_dir("seen/new")
+    files.write("seen/new/f", "x")
+    events = [(e.type, e.name) for e in below.get_new_events()]
+    assert events[0] == (kind.CREATE, "new") and (kind.WRITE, "new/f") in events
+    for path, error in (("nothing", FileNotFoundException), ("seen/new/f", InvalidArgumentException)):
+        with pytest.raises(error):
+            files.watch_dir(path)
+    below.stop()
+    with pytest.raises(SandboxException, match="no such watcher"):
+        below._closed = False
+        below.get_new_events()
+
+
+def test_watch_that_nobody_asks(sandbox):
+    """What is written again and again is one event; what is too much is told, and the daemon holds a bounded part."""
+    sandbox.files.make_dir("busy")
+    watch = sandbox.files.watch_dir("busy")
+    sandbox.commands.run("python3 - <<'END'\nf = open('busy/log', 'w')\nfor _ in range(20000): f.write('x'); f.flush()\nEND",
+                         timeout=0)
+    assert len(watch.get_new_events()) == 2
+    sandbox.commands.run("python3 - <<'END'\nimport os\nfor n in range(20000):\n"
+                         "    os.close(os.open(f'busy/{n}', os.O_CREAT)); os.unlink(f'busy/{n}')\nEND", timeout=0)
+    seen = 0
+    with pytest.raises(SandboxException, match="events were lost"):
+        while events := watch.get_new_events():
+            assert len(events) <= 4096
+            seen += len(events)
+    assert seen >= 4096
+
+
+def test_too_many_watches(sandbox):
+    watches = [sandbox.files.watch_dir("/tmp") for _ in range(64)]
+    with pytest.raises(RateLimitException):
+        sandbox.files.watch_dir("/tmp")
+    watches[0].stop()
+    sandbox.files.watch_dir("/tmp")
 
 
 # ---- commands ----

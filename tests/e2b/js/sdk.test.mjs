@@ -2,7 +2,7 @@
 // E2B's JavaScript SDKs against the thawboxd that the environment names; run by test_js.py.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
-import { CommandExitError, NotFoundError, Sandbox, TimeoutError } from '@e2b/code-interpreter'
+import { CommandExitError, FileNotFoundError, NotFoundError, Sandbox, TimeoutError } from '@e2b/code-interpreter'
 
 let box
 const patient = { timeoutMs: 0, requestTimeoutMs: 120_000 }
@@ -63,9 +63,31 @@ test('files', async () => {
   assert.equal((await box.files.rename('dir/a.txt', 'b.txt')).path, '/home/user/b.txt')
   await box.files.remove('b.txt')
   await assert.rejects(box.files.read('b.txt'), NotFoundError)
-  await assert.rejects(box.files.watchDir('dir', () => {}), /thawbox/)
   const url = await box.downloadUrl('dir')
   assert.equal((await fetch(url)).status, 400, 'signed, and a folder')
+})
+
+test('watch and metadata', async () => {
+  await box.files.makeDir('seen')
+  const seen = []
+  let done
+  const all = new Promise((resolve) => (done = resolve))
+  const watch = await box.files.watchDir('seen', (event) => {
+    seen.push(`${event.type} ${event.name}`)
+    if (event.type === 'write') done(event)
+  }, { recursive: true, includeEntry: true, timeoutMs: 0 })
+  const info = await box.files.write('seen/sub/f', 'x', { metadata: { a: 'b' } })
+  assert.deepEqual(info.metadata, { a: 'b' })
+  const last = await all
+  assert.equal(seen[0], 'create sub')
+  assert.equal(last.name, 'sub/f')
+  assert.deepEqual(last.entry.metadata, { a: 'b' })
+  await watch.stop()
+  await assert.rejects(box.files.watchDir('nothing', () => {}), FileNotFoundError)
+})
+
+test('ports', async () => {
+  assert.match(box.getHost(8000), /^8000-i[a-z0-9]+\.localhost:[0-9]+$/)
 })
 
 test('commands', async () => {

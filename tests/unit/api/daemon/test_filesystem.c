@@ -41,3 +41,18 @@ Test(filesystem, entries)
 	       "l\",\"size\":9,\"mode\":0,\"permissions\":\"L---------\","
 	       "\"modifiedTime\":\"1970-01-01T00:00:00.000000Z\",\"symlinkTarget\":\"/l\"}");
 }
+
+Test(filesystem, metadata)
+{
+	expect("{\"name\":\"a\",\"type\":\"file\",\"mode\":420,\"mtime_ns\":0,\"metadata\":{\"k\":"
+	       "\"v\"}}",
+	       "{\"name\":\"a\",\"type\":\"FILE_TYPE_FILE\",\"mode\":420,\"permissions\":\"-rw-r--"
+	       "r--\","
+	       "\"modifiedTime\":\"1970-01-01T00:00:00.000000Z\",\"metadata\":{\"k\":\"v\"}}");
+	/* The guest's word for it is not taken. */
+	expect("{\"name\":\"a\",\"type\":\"file\",\"mode\":420,\"mtime_ns\":0,\"metadata\":{\"k\":"
+	       "1}}",
+	       "{\"name\":\"a\",\"type\":\"FILE_TYPE_FILE\",\"mode\":420,\"permissions\":\"-rw-r--"
+	       "r--\","
+	       "\"modifiedTime\":\"1970-01-01T00:00:00.000000Z\"}");
+}
