@@ -16,10 +16,10 @@
 /* The answer to create and connect: all that a client needs to talk to it. */
 static json_t *box_json(const struct box *box)
 {
-	json_t *json =
-		json_pack("{s:s, s:s, s:s, s:s, s:s, s:n}", "templateID", box->stall->template.name,
-	                  "alias", box->stall->template.name, "sandboxID", box->id, "clientID",
-	                  "thawbox", "envdVersion", ENVD_VERSION, "domain");
+	json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s?}", "templateID",
+	                         box->stall->template.name, "alias", box->stall->template.name,
+	                         "sandboxID", box->id, "clientID", "thawbox", "envdVersion",
+	                         ENVD_VERSION, "domain", box->daemon->opts.domain);
 
 	if (*box->token)
 		json_object_set_new(json, "envdAccessToken", json_string(box->token));

@@ -112,28 +112,36 @@ static bool is_loopback(struct MHD_Connection *conn)
 	       IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)addr)->sin6_addr);
 }
 
-static struct request *request_new(struct http *http, struct MHD_Connection *conn, const char *path,
-                                   const char *method)
+/* Called by MHD when it has a request's first line; the result is what it hands on as *req_cls. */
+static void *on_target(void *cls, const char *target, struct MHD_Connection *conn)
 {
+	struct http *http = cls;
 	struct request *req = calloc(1, sizeof(*req));
 
 	if (!req)
 		return NULL;
 	req->http = http;
 	req->conn = conn;
-	req->start_ns = clock_ns();
-	req->number = ++http->last_number;
-	req->method = method;
-	req->path = strdup(path);
+	req->target = target ? strdup(target) : NULL; /* a line of one word has none */
 	req->is_loopback = is_loopback(conn);
 	req->left_op.done = on_left;
-	if (!req->path) {
-		free(req);
-		return NULL;
-	}
 	list_append(&http->requests, &req->node);
 	http->nr_requests++;
 	return req;
+}
+
+/* False: no memory, or a first line that is none. */
+static bool request_begin(struct request *req, const char *path, const char *method)
+{
+	req->start_ns = clock_ns();
+	req->number = ++req->http->last_number;
+	req->method = method;
+	req->path = path ? strdup(path) : NULL;
+	if (!req->path || !req->target)
+		return false;
+	req->has_begun = true;
+	req->http->handlers->begin(req);
+	return true;
 }
 
 static void request_free(struct request *req)
@@ -146,6 +154,7 @@ static void request_free(struct request *req)
 		MHD_destroy_response(req->response);
 	bytes_free(&req->body);
 	bytes_free(&req->out);
+	free(req->target);
 	free(req->path);
 	free(req);
 }
@@ -163,7 +172,8 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **req_cls,
 	if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK)
 		req->is_cut = true;
 	abandon(req);
-	http->handlers->done(req);
+	if (req->has_begun)
+		http->handlers->done(req);
 	request_free(req);
 }
 
@@ -212,19 +222,15 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *conn, const c
                                  const char *method, const char *version, const char *data,
                                  size_t *len, void **req_cls)
 {
-	struct http *http = cls;
 	struct request *req = *req_cls;
 
+	(void)cls;
+	(void)conn;
 	(void)version;
-	if (!req) {
-		req = *req_cls = request_new(http, conn, url, method);
-		if (!req)
-			return MHD_NO;
-		http->handlers->begin(req);
-		return MHD_YES;
-	}
-	if (req->is_cut)
+	if (!req || req->is_cut)
 		return MHD_NO;
+	if (!req->has_begun)
+		return request_begin(req, url, method) ? MHD_YES : MHD_NO;
 	if (*len) {
 		take_body(req, data, *len);
 		*len = 0;
@@ -275,12 +281,23 @@ void request_resume(struct request *req)
 	resume(req);
 }
 
+/* MHD closes the connection when it runs. */
+static void close_upgraded(struct request *req)
+{
+	if (!req->upgraded)
+		return;
+	(void)MHD_upgrade_action(req->upgraded, MHD_UPGRADE_ACTION_CLOSE);
+	req->upgraded = NULL;
+	run_soon(req->http);
+}
+
 void request_cut(struct request *req)
 {
 	req->ops = NULL;
 	req->is_cut = true;
 	req->is_held = false;
 	resume(req);
+	close_upgraded(req);
 }
 
 void request_abandon(struct request *req)
@@ -305,6 +322,23 @@ static void answer(struct request *req, unsigned status, struct MHD_Response *re
 		resume(req);
 }
 
+/* Those of reply_header(), which stand as "name\0value\0" where the body of a stream will. */
+static void add_headers(struct request *req, struct MHD_Response *response)
+{
+	const char *p = (const char *)req->out.p, *end;
+
+	if (!req->out.len)
+		return;
+	end = p + req->out.len;
+	while (response && p < end) {
+		const char *value = p + strlen(p) + 1;
+
+		(void)MHD_add_response_header(response, p, value);
+		p = value + strlen(value) + 1;
+	}
+	req->out.len = 0;
+}
+
 static void answer_with(struct request *req, unsigned status, const char *type, void *text,
                         size_t len, enum MHD_ResponseMemoryMode mode)
 {
@@ -312,17 +346,7 @@ static void answer_with(struct request *req, unsigned status, const char *type, 
 
 	if (response && type)
 		(void)MHD_add_response_header(response, "Content-Type", type);
-	if (response && req->out.len) { /* "name\0value\0": of reply_header() */
-		const char *p = (const char *)req->out.p, *end = p + req->out.len;
-
-		while (p < end) {
-			const char *value = p + strlen(p) + 1;
-
-			(void)MHD_add_response_header(response, p, value);
-			p = value + strlen(value) + 1;
-		}
-		req->out.len = 0;
-	}
+	add_headers(req, response);
 	req->ops = NULL;
 	answer(req, status, response);
 }
@@ -385,15 +409,44 @@ static ssize_t on_pull(void *cls, uint64_t pos, char *buf, size_t max)
 	return 0;
 }
 
-void reply_stream(struct request *req, unsigned status, const char *type)
+void reply_body(struct request *req, unsigned status, uint64_t size)
 {
-	struct MHD_Response *response = MHD_create_response_from_callback(
-		MHD_SIZE_UNKNOWN, CHUNK_BYTES, on_pull, req, NULL);
+	struct MHD_Response *response =
+		MHD_create_response_from_callback(size, CHUNK_BYTES, on_pull, req, NULL);
 
-	if (response)
-		(void)MHD_add_response_header(response, "Content-Type", type);
+	add_headers(req, response);
 	req->is_stream = true;
 	answer(req, status, response);
+}
+
+void reply_stream(struct request *req, unsigned status, const char *type)
+{
+	reply_header(req, "Content-Type", type);
+	reply_body(req, status, MHD_SIZE_UNKNOWN);
+}
+
+/* The client has its 101. */
+static void on_upgrade(void *cls, struct MHD_Connection *conn, void *req_cls, const char *extra,
+                       size_t len, MHD_socket fd, struct MHD_UpgradeResponseHandle *upgraded)
+{
+	struct request *req = cls;
+
+	(void)conn;
+	(void)req_cls;
+	req->upgraded = upgraded;
+	if (req->ops && req->ops->upgraded && !req->is_cut)
+		req->ops->upgraded(req, fd, extra, len);
+	else
+		close_upgraded(req);
+}
+
+void reply_upgrade(struct request *req)
+{
+	struct MHD_Response *response = MHD_create_response_for_upgrade(on_upgrade, req);
+
+	add_headers(req, response);
+	req->is_stream = true;
+	answer(req, MHD_HTTP_SWITCHING_PROTOCOLS, response);
 }
 
 void reply_write(struct request *req, const void *data, size_t len)
@@ -429,8 +482,8 @@ void reply_end(struct request *req)
 
 static int start(struct http *http, const struct http_spec *spec)
 {
-	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC |
-	                 (spec->tls_cert ? MHD_USE_TLS : 0u);
+	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE |
+	                 MHD_USE_ITC | (spec->tls_cert ? MHD_USE_TLS : 0u);
 	struct MHD_OptionItem tls[] = {
 		{ MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)spec->tls_cert },
 		{ MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)spec->tls_key },
@@ -440,10 +493,11 @@ static int start(struct http *http, const struct http_spec *spec)
 
 	http->mhd = MHD_start_daemon(
 		flags, 0, NULL, NULL, on_access, http, MHD_OPTION_LISTEN_SOCKET, spec->listen_fd,
-		MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-		(size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S,
-		MHD_OPTION_CONNECTION_LIMIT, spec->connections_max, MHD_OPTION_ARRAY,
-		spec->tls_cert ? tls : tls + 2, MHD_OPTION_END);
+		MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_URI_LOG_CALLBACK,
+		on_target, http, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+		MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, MHD_OPTION_CONNECTION_LIMIT,
+		spec->connections_max, MHD_OPTION_ARRAY, spec->tls_cert ? tls : tls + 2,
+		MHD_OPTION_END);
 	if (!http->mhd)
 		return -EINVAL;
 	info = MHD_get_daemon_info(http->mhd, MHD_DAEMON_INFO_EPOLL_FD);

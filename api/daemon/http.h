@@ -38,6 +38,8 @@ struct request_ops {
 	void (*complete)(struct request *req);
 	/* The queue of a streamed answer has room again. */
 	void (*drained)(struct request *req);
+	/* After reply_upgrade(): `fd` is the client, non-blocking and not to be closed; `extra` is what it has said. */
+	void (*upgraded)(struct request *req, int fd, const void *extra, size_t len);
 	/* The client has left, or the request's box is gone: no more calls with `req` after this one. */
 	void (*gone)(struct request *req);
 };
@@ -49,7 +51,8 @@ struct request {
 	uint64_t number;  /* its id in the log */
 	uint64_t start_ns;
 	const char *method;
-	char *path; /* percent-decoded, without the query */
+	char *target; /* as it was sent: path and query */
+	char *path;   /* percent-decoded, without the query */
 	bool is_loopback;
 
 	/* set by the router */
@@ -67,10 +70,11 @@ struct request {
 	bool has_begun, is_complete;
 
 	/* the answer */
-	const struct request_ops *ops; /* NULL: nobody waits */
-	void *ctx;                     /* theirs */
-	struct MHD_Response *response; /* not yet queued */
-	unsigned status;               /* 0: not answered */
+	const struct request_ops *ops;              /* NULL: nobody waits */
+	void *ctx;                                  /* theirs */
+	struct MHD_Response *response;              /* not yet queued */
+	struct MHD_UpgradeResponseHandle *upgraded; /* NULL: it is HTTP */
+	unsigned status;                            /* 0: not answered */
 	bool is_stream, has_ended, is_cut;
 	bool is_full; /* the writer has been told to wait, and not yet to go on */
 	struct bytes out;
@@ -123,15 +127,20 @@ void reply_empty(struct request *req, unsigned status);
 void reply_json(struct request *req, unsigned status, json_t *json);
 /* `text` is copied. */
 void reply_text(struct request *req, unsigned status, const char *type, const char *text);
-/* A header of an answer that is given whole; before it is given. */
+/* A header of an answer; before that is begun, or given whole. */
 void reply_header(struct request *req, const char *name, const char *value);
 
 /* An answer in pieces: its headers are sent at once. */
 void reply_stream(struct request *req, unsigned status, const char *type);
+/* The same with no header but those asked for before, and of `size` bytes; MHD_SIZE_UNKNOWN: until reply_end(). */
+void reply_body(struct request *req, unsigned status, uint64_t size);
 void reply_write(struct request *req, const void *data, size_t len);
 /* False: write no more until ops->drained. */
 bool reply_has_room(struct request *req);
 void reply_end(struct request *req);
+
+/* 101 with the headers asked for before, of a request that is complete; then ops->upgraded, and the end is request_cut(). */
+void reply_upgrade(struct request *req);
 
 /*
  * Ends it without an end: the connection is closed in the middle, which is how clients know that a sandbox is

@@ -29,6 +29,7 @@ struct server {
 	int signal_fd;
 	struct loop_op signal_op;
 	char keys_path[PATHS_MAX];
+	char domain[32];
 };
 
 static const char about[] =
@@ -259,6 +260,18 @@ static int open_http(struct server *server, struct err *err)
 	                      err);
 }
 
+/* Where nothing else was said, local clients find a sandbox's ports at PORT-ID.localhost and our own port. */
+static void choose_domain(struct server *server)
+{
+	const char *where = server->listening.where, *colon = strrchr(where, ':');
+
+	if (server->daemon.opts.domain || !server->listening.is_local ||
+	    strncmp(where, "http", 4) != 0)
+		return;
+	(void)snprintf(server->domain, sizeof(server->domain), "localhost%.8s", colon);
+	server->daemon.opts.domain = server->domain;
+}
+
 /* A socket for each client and each stream of a guest. */
 static void raise_limits(void)
 {
@@ -303,6 +316,7 @@ static int run(struct server *server, struct err *err)
 	        : listen_open(&server->listening, opts->listen, opts->unix_path, opts->tls_cert,
 	                      err);
 	rc = rc ? rc : check_exposure(server, err);
+	choose_domain(server);
 	rc = rc ? rc : open_stalls(daemon, err);
 	rc = rc ? rc : loop_open(&daemon->loop, 1024, err);
 	if (!rc) {
@@ -341,6 +355,8 @@ int main(int argc, char **argv)
 		{ "unix", 'u', ARG_TEXT, &o->unix_path, "PATH", "a Unix socket instead" },
 		{ "tls-cert", '\0', ARG_TEXT, &o->tls_cert, "FILE", "certificate chain (PEM)" },
 		{ "tls-key", '\0', ARG_TEXT, &o->tls_key, "FILE", "its private key (PEM)" },
+		{ "domain", '\0', ARG_TEXT, &o->domain, "NAME",
+		  "clients find sandboxes' ports at PORT-ID.NAME (localhost:PORT)" },
 		{ "keys", 'k', ARG_TEXT, &o->keys, "FILE",
 		  "API keys (keys.json beside the templates); without any: loopback only" },
 		{ "template", 't', ARG_LIST, &o->templates, "NAME",

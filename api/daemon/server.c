@@ -3,6 +3,7 @@
 #include "api/daemon/daemon.h"
 #include "api/daemon/files.h"
 #include "api/daemon/journal.h"
+#include "api/daemon/port.h"
 #include "api/daemon/text.h"
 #include "api/show.h"
 
@@ -148,10 +149,10 @@ static void begin_box(struct request *req, const struct target *target)
 		find_route(req, envd_routes);
 	else if (target->port == PORT_INTERPRETER)
 		find_route(req, interpreter_routes);
-	if (req->status || !check_token(req))
-		return;
-	if (!req->route)
-		reply_not_offered(req, "the ports of a sandbox");
+	else
+		req->route = &port_route;
+	if (!req->status)
+		(void)check_token(req); /* it is answered where that fails */
 }
 
 /* A signed URL carries no id: the signature fits the token of one box. */

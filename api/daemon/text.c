@@ -173,3 +173,19 @@ bool text_is(const char *text, const char *word)
 {
 	return text && strcasecmp(text, word) == 0;
 }
+
+bool text_list_has(const char *list, const char *word)
+{
+	size_t n = strlen(word);
+
+	while (list && *list) {
+		size_t len;
+
+		list += strspn(list, " \t,");
+		len = strcspn(list, " \t,");
+		if (len == n && !strncasecmp(list, word, n))
+			return true;
+		list += len;
+	}
+	return false;
+}

@@ -40,5 +40,7 @@ bool text_is_string_map(const json_t *json);
 
 /* ASCII without case: `text` is `word`. */
 bool text_is(const char *text, const char *word);
+/* The same for one of the words of a header that is a list with commas; NULL: there is none. */
+bool text_list_has(const char *list, const char *word);
 
 #endif

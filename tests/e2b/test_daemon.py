@@ -107,7 +107,7 @@ def test_sandbox_that_is_gone(daemon):
 def test_host_names(daemon, sandbox):
     assert daemon.get("/health", Host=f"49983-{sandbox.sandbox_id}.localhost")[0] == 204
     assert daemon.get("/health", Host=f"49999-{sandbox.sandbox_id}.localhost")[0] == 200
-    assert daemon.get("/", Host=f"8000-{sandbox.sandbox_id}.localhost")[0] == 501
+    assert daemon.get("/", Host=f"8000-{sandbox.sandbox_id}.localhost")[0] == 502
 
 
 # ---- bounds ----

@@ -256,5 +256,17 @@ def lines_and_streams() -> None:
     put("cell", "monitor-lies", cell_input(0, b"", RESULT, b'{"event":"exit","reason":"x"}\nno\n'))
 
 
-for make in (state, virtq, frames, blk, vsock, accesses, snapshot, memory, lines_and_streams):
+def answers() -> None:
+    ok = b"HTTP/1.1 200 OK\r\n"
+    put("answer", "length", b"\x08" + ok + b"Content-Length: 5\r\nSet-Cookie: a=b\r\n\r\nhello")
+    put("answer", "chunked", b"\x1c" + ok + b"Transfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\nA\r\n0123456789\r\n0\r\nT: t\r\n\r\n")
+    put("answer", "until-it-closes", b"\x00HTTP/1.0 404 Not Found\n\nbody")
+    put("answer", "to-head", b"\x05" + ok + b"Content-Length: 5\r\n\r\n")
+    put("answer", "upgrade", b"\x06HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n\x81\x02hi")
+    put("answer", "interim", b"\x0cHTTP/1.1 100 Continue\r\n\r\n" + ok + b"Content-Length: 1\r\n\r\nx")
+    put("answer", "folded", b"\x0c" + ok + b"A: b\r\n c\r\n\r\n")
+    put("answer", "huge-chunk", b"\x0c" + ok + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\nx")
+
+
+for make in (state, virtq, frames, blk, vsock, accesses, snapshot, memory, lines_and_streams, answers):
     make()

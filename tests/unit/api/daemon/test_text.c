@@ -89,3 +89,11 @@ Test(text, string_maps)
 	json_decref(bad);
 	json_decref(list);
 }
+
+Test(text, lists)
+{
+	cr_expect(text_list_has("keep-alive, Upgrade", "upgrade") && text_list_has("a,b", "B") &&
+	          text_list_has(" ,\ta ,", "a"));
+	cr_expect(!text_list_has("a-b, ab", "a") && !text_list_has("", "a") &&
+	          !text_list_has(NULL, "a") && !text_list_has("ab", "abc"));
+}
