@@ -160,6 +160,10 @@ class Parent:
         if "pandas" in sys.modules:
             # As in a notebook: pandas takes us for a terminal and would hide columns to fit it.
             sys.modules["pandas"].set_option("display.max_columns", 20)
+            importlib.import_module("thawbox_chart")
+        if "PIL.Image" in sys.modules:
+            rich = importlib.import_module("thawbox_rich")
+            rich.show_saved_pictures(sys.modules["PIL.Image"].Image)
         shell.take_streams()
         self.shell.settle_in()
 

@@ -8,7 +8,6 @@ display hook, formatters and traceback printer; whatever is not plain goes to IP
 from __future__ import annotations
 
 import ast
-import base64
 import builtins
 import contextlib
 import copy
@@ -30,74 +29,22 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError
+from IPython.core.formatters import DisplayFormatter
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.macro import Macro
 from traitlets import Type
 from traitlets.config import Config
 
-DISPLAY = 0x14
-VALUE_MAX = 10 << 20
-"""Longest MIME value or error text in bytes (of UTF-8 or base64)."""
+from thawbox_mime import DISPLAY, DISPLAYS_MAX, bundle, clean, shorten, too_large
+from thawbox_rich import enrich
+
 REPR_KEPT = 64 << 10
 """Longest text kept for `%history -o`, in characters."""
 
 quote = json.encoder.encode_basestring_ascii
 SCALARS = (int, str, bool, float, complex, bytes, type(None))
 """Types whose text IPython makes by repr() and for which it has no other representation."""
-
-
-def clean(text: str) -> str:
-    """Returns text that JSON readers accept: lone surrogates become backslash escapes."""
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def shorten(text: str, what: str) -> str:
-    """Returns text cut to VALUE_MAX characters, with a note of what was cut and how much."""
-    if len(text) <= VALUE_MAX:
-        return text
-    return f"{text[:VALUE_MAX]}\n[thawbox: {len(text) - VALUE_MAX} characters of {what} cut: " \
-           f"over {VALUE_MAX >> 20} MiB]"
-
-
-def mime_text(mime: str, value: Any) -> str:
-    """Returns a MIME value as protocol section 2 carries it: text, base64 of bytes, JSON text.
-
-    Raises TypeError or ValueError for JSON data that cannot be written.
-    """
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, str):
-        return clean(value)
-    return json.dumps(value, allow_nan=False)
-
-
-def bundle(kind: str, data: dict[str, Any], metadata: dict[str, Any] | None) -> bytes:
-    """Returns the payload of a DISPLAY frame; values that are too large leave a note instead."""
-    out: dict[str, str] = {}
-    notes = []
-    for mime, value in data.items():
-        try:
-            text = mime_text(mime, value)
-        except (TypeError, ValueError) as e:
-            notes.append(f"[thawbox: {mime} dropped: {e}]")
-            continue
-        if len(text) <= VALUE_MAX:
-            out[mime] = text
-        elif mime == "text/plain":
-            out[mime] = shorten(text, mime)
-        else:
-            notes.append(f"[thawbox: {mime} dropped: {len(text)} bytes, over "
-                         f"{VALUE_MAX >> 20} MiB]")
-    if notes:
-        out["text/plain"] = "\n".join([out.get("text/plain", "")] + notes).lstrip("\n")
-    try:
-        about = json.dumps(metadata or {}, allow_nan=False)
-    except (TypeError, ValueError):
-        about = "{}"
-    return f'{{"kind":"{kind}","data":{json.dumps(out)},"metadata":{about}}}'.encode("ascii")
 
 
 class OutStream(io.TextIOBase):
@@ -262,12 +209,35 @@ class CellDisplayHook(DisplayHook):
         ns["_oh"][number] = result
 
 
+class CellFormatter(DisplayFormatter):
+    """Adds what E2B's clients expect of tables and figures. A value that has a text alone is none of these."""
+
+    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
+        data, metadata = DisplayFormatter.format(self, obj, include, exclude)
+        if len(data) > 1:
+            enrich(obj, data, include, exclude)
+        return data, metadata
+
+
 class CellPublisher(DisplayPublisher):
-    """Sends display() and friends as DISPLAY frames of kind "display"."""
+    """Sends display() and friends as DISPLAY frames of kind "display", up to a bound for each cell."""
+
+    left = DISPLAYS_MAX
+    serial = 0
 
     def publish(self, data: dict, metadata: dict | None = None, source: str | None = None, *,
                 transient: dict | None = None, update: bool = False, **kwargs: Any) -> None:
-        _thawbox.frame(DISPLAY, bundle("display", data, metadata))
+        payload = bundle("display", data, metadata)
+        if self.serial != self.shell.compile.serial:
+            self.serial, self.left = self.shell.compile.serial, DISPLAYS_MAX
+        if len(payload) > self.left >= 0:
+            payload = too_large("display", len(payload), DISPLAYS_MAX)
+            self.left = -1  # and no more of them
+        elif self.left >= 0:
+            self.left -= len(payload)
+        else:
+            return
+        _thawbox.frame(DISPLAY, payload)
         _thawbox.hint()
 
     def clear_output(self, wait: bool = False) -> None:
@@ -348,6 +318,10 @@ class Shell(InteractiveShell):
         self._ns = dict(self.user_ns)
         self._hidden = dict(self.user_ns_hidden)
         self.pristine = True
+
+    def init_display_formatter(self) -> None:
+        self.display_formatter = CellFormatter(parent=self)
+        self.configurables.append(self.display_formatter)
 
     def init_history(self) -> None:
         self.history = self.history_manager = CellHistory(shell=self, parent=self)
@@ -599,5 +573,5 @@ class Shell(InteractiveShell):
         for name in ("last_type", "last_value", "last_traceback"):
             vars(sys).pop(name, None)
         self.execution_count = 1
-        self.compile.serial = 0
+        self.compile.serial = self.display_pub.serial = 0
         self.pristine = self.is_standard()

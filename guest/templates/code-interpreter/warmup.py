@@ -144,6 +144,8 @@ display(df.head(2), HTML("<b>x</b>"), Markdown("**x**"))
 from PIL import Image, ImageDraw
 image = Image.new("RGB", (32, 32), "white")
 ImageDraw.Draw(image).line((0, 0, 31, 31), fill="black")
+image.show()
+image.save(str(folder / "image.png"))
 image.resize((16, 16))
 # %%
 print(subprocess.run(["echo", "text"], capture_output=True, text=True).stdout)
