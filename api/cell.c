@@ -49,8 +49,16 @@ uint64_t cell_watch_next(uint64_t ns)
 
 json_t *cell_request(const struct cell *cell)
 {
-	return json_pack("{s:s, s:s%, s:b, s:I}", "op", "run", "code", cell->code, cell->code_len,
-	                 "silent", cell->silent, "max_output", (json_int_t)cell->max_output);
+	json_t *request =
+		json_pack("{s:s, s:s%, s:b, s:I}", "op", "run", "code", cell->code, cell->code_len,
+	                  "silent", cell->silent, "max_output", (json_int_t)cell->max_output);
+
+	/* Only where they are wanted: without them it travels as a CELL (docs/protocol.md, section 5). */
+	if (request && cell->usage)
+		json_object_set_new(request, "usage", json_true());
+	if (request && cell->files_changed)
+		json_object_set_new(request, "files_changed", json_true());
+	return request;
 }
 
 static int broken(struct sandbox *sb, const char *what, struct err *err)

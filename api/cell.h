@@ -12,6 +12,8 @@ struct cell {
 	const char *code; /* UTF-8, borrowed */
 	size_t code_len;  /* bytes */
 	bool silent;
+	bool usage,
+		files_changed; /* the RESULT tells these too: slower than a cell that asks for neither */
 	uint64_t max_output; /* bytes of stdout and stderr together; 0: no bound */
 	uint64_t timeout_ns; /* 0: none */
 	bool keep_on_intr;   /* intr_fd interrupts the cell, and does not end the wait */
@@ -69,7 +71,10 @@ json_t *cell_request(const struct cell *cell);
 NODISCARD int cell_run(struct sandbox *sb, const struct cell *cell, const struct cell_sink *sink,
                        struct cell_result *result, struct err *err);
 
-/* {"wall_ms","cpu_user_ms","cpu_system_ms","peak_kib"} of the last cell: a new reference. */
+/*
+ * {"wall_ms","cpu_user_ms","cpu_system_ms","peak_kib","read_bytes","write_bytes","output_bytes"} of the last cell: a
+ * new reference.
+ */
 NODISCARD int cell_usage(struct sandbox *sb, const struct cell_sink *sink, json_t **usage,
                          struct err *err);
 

@@ -205,6 +205,7 @@ struct out {
 	bool cell; /* a cell runs: output is sent, else kept in `idle` */
 	bool bounded;
 	size_t head_left, tail_cap;
+	uint64_t said; /* by the cell, in bytes: output, what was cut of it too, and displays */
 	struct ring tail, idle;
 };
 
@@ -393,6 +394,7 @@ static void append(uint8_t stream, const uint8_t *p, size_t n)
 		ring_put(&out.idle, stream, p, n);
 		return;
 	}
+	out.said += n;
 	if (out.bounded) {
 		k = n < out.head_left ? n : out.head_left;
 		out.head_left -= k;
@@ -646,6 +648,8 @@ static PyObject *py_frame(PyObject *self, PyObject *args)
 		return NULL;
 	if (!in_child && (out.cell || type == RESULT_TYPE)) {
 		out_lock();
+		if (type != RESULT_TYPE)
+			out.said += (uint64_t)n;
 		put_frame((uint8_t)type, (const uint8_t *)p, (size_t)n);
 		out_unlock();
 	}
@@ -701,6 +705,7 @@ static void begin_output(uint64_t max)
 	out.head_left = max / 2;
 	out.tail_cap = max - max / 2;
 	out.bells = 0;
+	out.said = 0;
 	memcpy(out.tail.dropped, out.idle.dropped, sizeof(out.tail.dropped));
 	memset(out.idle.dropped, 0, sizeof(out.idle.dropped));
 	while ((n = ring_peek(&out.idle, &stream, &p))) {
@@ -747,6 +752,12 @@ static PyObject *py_end(PyObject *self, PyObject *args)
 	(void)self, (void)args;
 	end_output(cut);
 	return Py_BuildValue("KK", (unsigned long long)cut[0], (unsigned long long)cut[1]);
+}
+
+static PyObject *py_said(PyObject *self, PyObject *args)
+{
+	(void)self, (void)args;
+	return PyLong_FromUnsignedLongLong(out.said);
 }
 
 static PyObject *py_attach(PyObject *self, PyObject *args)
@@ -1443,6 +1454,7 @@ static PyMethodDef methods[] = {
 	METHOD(flush, METH_NOARGS),
 	METHOD(begin, METH_VARARGS),
 	METHOD(end, METH_NOARGS),
+	METHOD(said, METH_NOARGS),
 	METHOD(attach, METH_VARARGS),
 	METHOD(forked, METH_NOARGS),
 	METHOD(open, METH_VARARGS),

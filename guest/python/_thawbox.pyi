@@ -31,6 +31,8 @@ def hint() -> None:
 def end() -> tuple[int, int]:
     """The cell is over: the kept tail is queued. Returns how many bytes of stdout and of stderr
     were dropped."""
+def said() -> int:
+    """Returns how many bytes the last cell has said: its output, with what was cut, and its displays."""
 def flush() -> None:
     """Sends everything queued; in the first cell by DONE, which ends it."""
 def attach(fd: int) -> None:

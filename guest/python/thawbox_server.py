@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import _thawbox
+import thawbox_files
 from thawbox_shell import Shell, quote
 
 REQUEST = 0x01
@@ -63,6 +64,8 @@ matrix vector points point node nodes graph edges edge tree root stack queue vis
 """ + " ".join(map(str, range(10)))
 """Names and words of first cells."""
 PR_SET_DUMPABLE = 4
+BLOCK = 512
+"""Bytes of a block of getrusage(2)."""
 
 
 class ProtocolError(Exception):
@@ -131,11 +134,13 @@ class Usage:
         self.end(_thawbox.now())
 
     @staticmethod
-    def now() -> tuple[float, float, int]:
-        """Returns user and system seconds of this process and its waited-for children, and its peak in KiB."""
+    def now() -> tuple[float, float, int, int, int]:
+        """Returns of this process and its waited-for children user and system seconds and blocks that were read
+        from disks and written; its own peak in KiB between."""
         own = resource.getrusage(resource.RUSAGE_SELF)
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return own.ru_utime + children.ru_utime, own.ru_stime + children.ru_stime, own.ru_maxrss
+        return (own.ru_utime + children.ru_utime, own.ru_stime + children.ru_stime, own.ru_maxrss,
+                own.ru_inblock + children.ru_inblock, own.ru_oublock + children.ru_oublock)
 
     def begin(self) -> None:
         """Marks a start. Makes system calls, so before the freeze point for the first cell."""
@@ -150,13 +155,16 @@ class Usage:
 
     def end(self, now_ns: int) -> None:
         """Computes what was used up to now; now_ns is when the cell ended."""
-        user, system, _ = self._used
+        user, system, _, blocks_read, blocks_written = self._used
         self._used = self.now()
         self.last = {
             "wall_ms": (now_ns - self.start_ns) / 1e6,
             "cpu_user_ms": (self._used[0] - user) * 1e3,
             "cpu_system_ms": (self._used[1] - system) * 1e3,
             "peak_kib": self._used[2],
+            "read_bytes": (self._used[3] - blocks_read) * BLOCK,
+            "write_bytes": (self._used[4] - blocks_written) * BLOCK,
+            "output_bytes": _thawbox.said(),
         }
 
 
@@ -242,13 +250,38 @@ class Kernel:
         max_output = member(request, "max_output", int, 0)
         if not 0 <= max_output < 1 << 40:
             raise ProtocolError(f'"max_output" must be 0 or a number of bytes, is {max_output}')
+        wants_usage = member(request, "usage", bool, False)
+        wants_files = member(request, "files_changed", bool, False)
         if is_mailed:
             self.usage.start_ns = _thawbox.now()
         else:
             self.usage.begin()
         count = self.shell.execution_count
+        since_ns = thawbox_files.mark() if wants_files else 0
         _thawbox.begin(max_output)
-        return self.end_cell(self.guarded(code, silent), count)
+        error = self.guarded(code, silent)
+        if not wants_usage and not wants_files or _thawbox.forked():
+            return self.end_cell(error, count)
+        ended_ns = _thawbox.now()
+        more = self.files_changed(since_ns) if wants_files else {}
+        result = self.end_cell(error, count)
+        self.ended_ns = ended_ns
+        if wants_usage:
+            self.usage.end(ended_ns)
+            self.ended_ns = 0
+            more["usage"] = self.usage.last
+        return result[:-1] + b"," + json.dumps(more)[1:].encode("ascii")
+
+    @staticmethod
+    def files_changed(since_ns: int) -> dict[str, Any]:
+        """Returns members of a RESULT: which files have changed since, and how many are left out. The cell's
+        output need not wait for the look."""
+        _thawbox.hint()
+        try:
+            files, more = thawbox_files.changed(since_ns)
+        except Exception:  # of what the user has put in the place of os.scandir(), say
+            files, more = [], 1
+        return {"files_changed": files, "files_cut": more}
 
     def end_cell(self, error: dict[str, str] | None, count: int) -> bytes:
         """Ends a cell that has run. Returns the RESULT."""

@@ -347,6 +347,21 @@ Test(cell, usage_is_asked_on_the_same_stream, .timeout = 20)
 	fake_close(&fake, &sb);
 }
 
+/* Members that nobody wants must not be there: without them a request travels as a CELL. */
+Test(cell, request_asks_for_what_is_wanted)
+{
+	struct cell cell = { .code = "1", .code_len = 1, .max_output = 5 };
+	json_t *request = cell_request(&cell);
+
+	cr_expect_eq(json_object_size(request), 4);
+	json_decref(request);
+	cell.usage = cell.files_changed = true;
+	request = cell_request(&cell);
+	cr_expect(json_is_true(json_object_get(request, "usage")));
+	cr_expect(json_is_true(json_object_get(request, "files_changed")));
+	json_decref(request);
+}
+
 Test(cell, code_that_is_not_utf8_is_refused)
 {
 	struct cell cell = { .code = "\xff", .code_len = 1 };
