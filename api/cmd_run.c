@@ -204,13 +204,21 @@ static json_t *timing_json(const struct sandbox *sb, const struct cell_result *r
 
 static json_t *usage_json(const json_t *usage)
 {
+	static const char *const counts[] = { "peak_kib", "read_bytes", "write_bytes",
+		                              "output_bytes" };
+	json_t *out;
+
 	if (!usage)
 		return json_null();
-	return json_pack("{s:f, s:f, s:I}", "wall_ms",
-	                 json_number_value(json_object_get(usage, "wall_ms")), "cpu_ms",
-	                 json_number_value(json_object_get(usage, "cpu_user_ms")) +
-	                         json_number_value(json_object_get(usage, "cpu_system_ms")),
-	                 "peak_kib", json_integer_value(json_object_get(usage, "peak_kib")));
+	out = json_pack("{s:f, s:f}", "wall_ms",
+	                json_number_value(json_object_get(usage, "wall_ms")), "cpu_ms",
+	                json_number_value(json_object_get(usage, "cpu_user_ms")) +
+	                        json_number_value(json_object_get(usage, "cpu_system_ms")));
+	for (size_t i = 0; i < ARRAY_LEN(counts); i++)
+		json_object_set_new(
+			out, counts[i],
+			json_integer(json_integer_value(json_object_get(usage, counts[i]))));
+	return out;
 }
 
 /* The one object of --json. `lost`, when set, takes the place of an error of the cell. */

@@ -15,6 +15,7 @@
 #define CODE_MAX     (16u << 20)
 #define LINE_NS      ((uint64_t)50000000) /* how long the beginning of a line waits for its end */
 #define LINE_MAX     (64u << 10)
+#define FILES_MAX    1024u /* the guest tells 256 */
 
 /* --- lines --------------------------------------------------------------------------------------------- */
 
@@ -85,6 +86,49 @@ json_t *interpreter_result(const json_t *display)
 			json_object_set(line, names[i][1], value);
 	}
 	json_object_set_new(line, "extra", extra);
+	return line;
+}
+
+/* What is no file is left out. */
+static json_t *files_changed(const json_t *told)
+{
+	json_t *files = json_array(), *file;
+	size_t i;
+
+	json_array_foreach(told, i, file)
+	{
+		const char *path = text_member(file, "path");
+		json_int_t size = json_integer_value(json_object_get(file, "size"));
+
+		if (path && size >= 0 && json_array_size(files) < FILES_MAX)
+			json_array_append_new(files,
+			                      json_pack("{s:s, s:I}", "path", path, "size", size));
+	}
+	return files;
+}
+
+static void set_count(json_t *object, const char *name, const json_t *value)
+{
+	if (json_integer_value(value) > 0)
+		json_object_set_new(object, name, json_integer(json_integer_value(value)));
+}
+
+json_t *interpreter_end(const json_t *result)
+{
+	const json_t *cut = json_object_get(result, "cut"),
+		     *files = json_object_get(result, "files_changed");
+	json_t *line = json_pack("{s:s}", "type", "end_of_execution"), *truncated = json_object();
+
+	if (json_is_object(json_object_get(result, "usage")))
+		json_object_set(line, "usage", json_object_get(result, "usage"));
+	set_count(truncated, "stdout", json_object_get(cut, "stdout"));
+	set_count(truncated, "stderr", json_object_get(cut, "stderr"));
+	set_count(truncated, "files_changed", json_object_get(result, "files_cut"));
+	if (json_object_size(truncated))
+		json_object_set(line, "truncated", truncated);
+	if (json_is_array(files))
+		json_object_set_new(line, "files_changed", files_changed(files));
+	json_decref(truncated);
 	return line;
 }
 
@@ -257,7 +301,7 @@ static void on_done(struct run *run, enum cell_end end, const json_t *result)
 		say_error(x, error);
 	if (end != CELL_DONE)
 		box_log(req->box, "a cell ended with %s", text_member(error, "name"));
-	say(x, json_pack("{s:s}", "type", "end_of_execution"));
+	say(x, interpreter_end(result));
 	execution_free(x);
 	reply_end(req);
 }
@@ -339,8 +383,14 @@ static struct context *wanted_context(struct request *req, const json_t *body)
 	return ctx;
 }
 
+static bool is_set(const json_t *body, const char *name)
+{
+	return json_is_true(json_object_get(body, name));
+}
+
 static void start(struct request *req, json_t *body, struct context *ctx)
 {
+	bool wants_files = is_set(body, "files_changed");
 	const struct options *opts = &daemon_of(req)->opts;
 	json_t *code = json_object_get(body, "code"), *env = json_object_get(body, "env_vars");
 	struct execution *x = calloc(1, sizeof(*x));
@@ -355,6 +405,8 @@ static void start(struct request *req, json_t *body, struct context *ctx)
 	x->run.env = json_is_object(env) ? json_incref(env) : NULL;
 	x->run.cell = (struct cell){ .code = json_string_value(code),
 		                     .code_len = json_string_length(code),
+		                     .files_changed = wants_files,
+		                     .usage = wants_files || is_set(body, "usage"),
 		                     .max_output = opts->max_output,
 		                     .timeout_ns = opts->cell_timeout_ns };
 	x->keepalive_op.done = on_keepalive;

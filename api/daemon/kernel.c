@@ -39,8 +39,23 @@ static void stop(struct kernel *k)
 	k->last_words = NULL;
 }
 
+/* Puts into a RESULT what its cell has used. */
+static void add_usage(struct kernel *k, json_t *result)
+{
+	const json_t *cut = json_object_get(result, "cut");
+	json_int_t out = json_integer_value(json_object_get(cut, "stdout")),
+		   errs = json_integer_value(json_object_get(cut, "stderr"));
+	uint64_t said = k->output_bytes + k->display_bytes + (out > 0 ? (uint64_t)out : 0) +
+	                (errs > 0 ? (uint64_t)errs : 0);
+	struct usage_mark now = usage_mark(k->box->machine.sb.pid);
+
+	json_object_set_new(result, "usage",
+	                    usage_between(&k->begin, &now, said, json_object_get(result, "usage")));
+}
+
 static void finish(struct kernel *k, enum cell_end end, json_t *result)
 {
+	add_usage(k, result);
 	stop(k);
 	k->ops->done(k, end, result);
 	json_decref(result);
@@ -348,6 +363,7 @@ void kernel_run(struct kernel *k, const struct cell *cell)
 	k->timeout_ns = cell->timeout_ns;
 	k->max_output = cell->max_output;
 	k->output_bytes = k->display_bytes = 0;
+	k->begin = usage_mark(k->box->machine.sb.pid);
 	k->watch_ns = CELL_WATCH_NS;
 	k->watch_at_ns = clock_ns() + CELL_WATCH_NS;
 	k->deadline = deadline_start(clock_ns(), cell->timeout_ns, false);

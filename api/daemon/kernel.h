@@ -9,6 +9,7 @@
 
 #include "api/cell.h"
 #include "api/daemon/machine.h"
+#include "api/daemon/usage.h"
 #include "api/deadline.h"
 
 struct box;
@@ -18,7 +19,8 @@ struct kernel_ops {
 	void (*output)(struct kernel *k, enum frame_type type, const void *data, size_t len);
 	void (*display)(struct kernel *k, const json_t *display);
 	/*
-	 * The cell has ended: `result` (borrowed) is a RESULT, its error made here where the interpreter could not.
+	 * The cell has ended: `result` (borrowed) is a RESULT, its error made here where the interpreter could not, and
+	 * its usage (api/daemon/usage.h) always.
 	 * The context goes on, with another interpreter after a death (k->generation has risen).
 	 */
 	void (*done)(struct kernel *k, enum cell_end end, const json_t *result);
@@ -47,6 +49,7 @@ struct kernel {
 	bool is_interrupted; /* somebody does not want it any more */
 	bool is_paused;
 	uint64_t timeout_ns, max_output, output_bytes, display_bytes;
+	struct usage_mark begin;
 	struct deadline deadline;
 	struct loop_op timer_op;
 	uint64_t watch_at_ns, watch_ns; /* as in api/cell.c */

@@ -3,6 +3,7 @@
 
 #include "api/daemon/daemon.h"
 #include "api/daemon/text.h"
+#include "api/daemon/usage.h"
 #include "core/own.h"
 
 #include <inttypes.h>
@@ -230,55 +231,18 @@ void listing_handle(struct request *req)
 
 /* --- what one uses --------------------------------------------------------------------------------------- */
 
-/* CPU time of the monitor so far, ns; 0: unknown. Its guest's is in it: a vCPU is a thread of the monitor. */
-static uint64_t cpu_ns(pid_t pid)
-{
-	char path[64], text[512], *p;
-	unsigned long user, system;
-	FILE *f;
-	size_t n;
-
-	(void)snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	f = fopen(path, "re");
-	if (!f)
-		return 0;
-	n = fread(text, 1, sizeof(text) - 1, f);
-	fclose(f);
-	text[n] = '\0';
-	p = strrchr(text, ')');
-	if (!p || sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
-	                 &system) != 2)
-		return 0;
-	return (user + system) * (1000000000u / (uint64_t)sysconf(_SC_CLK_TCK));
-}
-
-/* Bytes of guest memory and monitor that are in memory, shared pages of the template included. */
-static uint64_t resident_bytes(pid_t pid)
-{
-	unsigned long pages = 0;
-	char path[64];
-	FILE *f;
-
-	(void)snprintf(path, sizeof(path), "/proc/%d/statm", pid);
-	f = fopen(path, "re");
-	if (!f)
-		return 0;
-	if (fscanf(f, "%*u %lu", &pages) != 1)
-		pages = 0;
-	fclose(f);
-	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 static json_t *sample(struct box *box, int64_t now_us)
 {
 	json_int_t cpus = json_integer_value(json_object_get(box->stall->info, "vcpus"));
 	json_int_t mb = json_integer_value(json_object_get(box->stall->info, "memory_mb"));
-	uint64_t now = clock_ns(), cpu = cpu_ns(box->machine.sb.pid);
+	uint64_t now = clock_ns(), cpu = usage_cpu_ns(box->machine.sb.pid);
 	uint64_t since = box->cpu_seen_ns ? box->cpu_seen_ns : box->claimed_ns;
 	double used = now > since && cpu > box->cpu_ns
 	                      ? 100.0 * (double)(cpu - box->cpu_ns) / (double)(now - since)
 	                      : 0;
-	uint64_t resident = resident_bytes(box->machine.sb.pid), total = (uint64_t)mb << 20;
+	uint64_t resident = usage_pages(box->machine.sb.pid).resident *
+	                    (uint64_t)sysconf(_SC_PAGESIZE),
+		 total = (uint64_t)mb << 20;
 	char when[TEXT_TIME_MAX];
 
 	box->cpu_ns = cpu;

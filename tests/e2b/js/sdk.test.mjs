@@ -40,6 +40,15 @@ test('code', async () => {
   await assert.rejects(box.runCode('1', { language: 'javascript' }), /thawbox/)
 })
 
+test('charts and data', async () => {
+  const draw = 'import matplotlib.pyplot as plt\nplt.bar(["a", "b"], [1, 2], label="l"); plt.title("t")'
+  const { results } = await box.runCode(draw + '; plt.show()\nimport pandas as pd\npd.DataFrame({"n": [1, None]})', patient)
+  assert.equal(results[0].chart.type, 'bar')
+  assert.equal(results[0].chart.title, 't')
+  assert.deepEqual(results[0].chart.elements[1], { label: 'b', group: 'l', value: 2 })
+  assert.deepEqual(results[1].data, { n: [1, null] })
+})
+
 test('contexts', async () => {
   const context = await box.createCodeContext({ cwd: '/tmp' })
   assert.equal((await box.runCode('import os; os.getcwd()', { context, ...patient })).text, '/tmp')

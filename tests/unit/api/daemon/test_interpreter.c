@@ -32,6 +32,44 @@ Test(interpreter, results)
 	       "\"extra\":{}}");
 }
 
+Test(interpreter, data_and_charts)
+{
+	expect("{\"kind\":\"result\",\"data\":{\"e2b/data\":\"{\\\"a\\\":[1,null]}\","
+	       "\"e2b/chart\":\"{\\\"type\\\":\\\"line\\\"}\"}}",
+	       "{\"type\":\"result\",\"is_main_result\":true,\"data\":{\"a\":[1,null]},"
+	       "\"chart\":{\"type\":\"line\"},\"extra\":{}}");
+}
+
+static void expect_end(const char *result, const char *line)
+{
+	json_t *in = json_loads(result, 0, NULL), *want = json_loads(line, 0, NULL);
+	json_t *got = interpreter_end(in);
+	char *text = json_dumps(got, JSON_SORT_KEYS);
+
+	cr_assert(in && want);
+	cr_expect(json_equal(got, want), "%s", text);
+	free(text);
+	json_decref(in);
+	json_decref(want);
+	json_decref(got);
+}
+
+Test(interpreter, ends)
+{
+	expect_end("{\"cut\":{\"stdout\":0,\"stderr\":0},\"usage\":{\"wall_ms\":1.5}}",
+	           "{\"type\":\"end_of_execution\",\"usage\":{\"wall_ms\":1.5}}");
+	expect_end("{\"cut\":{\"stdout\":3,\"stderr\":0},\"files_changed\":[{\"path\":\"/a\","
+	           "\"size\":1,\"more\":2}],\"files_cut\":9}",
+	           "{\"type\":\"end_of_execution\",\"truncated\":{\"stdout\":3,"
+	           "\"files_changed\":9},\"files_changed\":[{\"path\":\"/a\",\"size\":1}]}");
+	expect_end("{\"files_changed\":[],\"cut\":5,\"usage\":[]}",
+	           "{\"type\":\"end_of_execution\",\"files_changed\":[]}");
+	expect_end(
+		"{\"files_changed\":[1,{\"path\":2},{\"path\":\"/b\",\"size\":-1},{\"path\":"
+		"\"/c\"}],\"cut\":{\"stdout\":-1}}",
+		"{\"type\":\"end_of_execution\",\"files_changed\":[{\"path\":\"/c\",\"size\":0}]}");
+}
+
 Test(interpreter, characters_that_are_not_complete)
 {
 	static const struct {
