@@ -2,6 +2,7 @@
 #include "api/keys.h"
 
 #include "core/own.h"
+#include "core/random.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -11,7 +12,6 @@
 #include <nettle/sha2.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -192,14 +192,16 @@ int keys_add(struct keys *keys, const struct key *like, char text[KEY_MAX], stru
 {
 	uint8_t secret[SECRET_LEN];
 	struct key key = *like;
+	int rc;
 
 	if (!keys_name_ok(key.name))
 		return err_set(err, -EINVAL, "'%s': a key's name is made of letters, digits, . _ -",
 		               key.name);
 	if (index_of(keys, key.name) < keys->nr)
 		return err_set(err, -EEXIST, "there is a key '%s' already", key.name);
-	if (getrandom(secret, sizeof(secret), 0) != sizeof(secret))
-		return err_set(err, -errno, "getrandom: %s", strerror(errno));
+	rc = random_fill(secret, sizeof(secret), err);
+	if (rc)
+		return rc;
 	(void)snprintf(text, KEY_MAX, "e2b_");
 	to_hex(secret, sizeof(secret), text + 4);
 	hash(text, key.hash);

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "devices/vsock_table.h"
 
+#include "core/random.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 int vsock_table_open(struct vsock_table *t, uint64_t guest_cid, struct err *err)
 {
+	int ret;
+
 	*t = (struct vsock_table){ .guest_cid = guest_cid };
 	TAILQ_INIT(&t->all);
 	TAILQ_INIT(&t->ready);
@@ -18,9 +21,10 @@ int vsock_table_open(struct vsock_table *t, uint64_t guest_cid, struct err *err)
 	if (t->epoll_fd < 0)
 		return err_set(err, -errno, "vsock: epoll: %s", strerror(errno));
 	/* A guest that was thawed may hold ports of an earlier life: a random start keeps us from them. */
-	if (getrandom(&t->next_port, sizeof(t->next_port), 0) != sizeof(t->next_port))
-		return err_set(err, -EIO, "vsock: no random numbers");
-	return 0;
+	ret = random_fill(&t->next_port, sizeof(t->next_port), err);
+	if (ret < 0)
+		(void)err_wrap(err, "vsock");
+	return ret;
 }
 
 void vsock_table_close(struct vsock_table *t)

@@ -2,6 +2,7 @@
 /* Freezing a machine into a snapshot. */
 #include "core/log.h"
 #include "core/own.h"
+#include "core/random.h"
 #include "vmm/clock.h"
 #include "vmm/guestpages.h"
 #include "vmm/machine_state.h"
@@ -9,7 +10,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/random.h>
 
 static bool devices_idle(void *ctx)
 {
@@ -112,9 +112,9 @@ static int put_parts(struct vm *vm, const struct snapshot_out *out, struct err *
 	int ret;
 
 	cpu_fingerprint((char *)head.fingerprint);
-	if (getrandom(head.id, sizeof(head.id), 0) != sizeof(head.id))
-		return err_set(err, -errno, "getrandom: %s", strerror(errno));
-	ret = put_state(vm, out, &head, err);
+	ret = random_fill(head.id, sizeof(head.id), err);
+	if (ret == 0)
+		ret = put_state(vm, out, &head, err);
 	if (ret == 0)
 		ret = touch_pages(vm, err);
 	if (ret == 0)

@@ -8,6 +8,7 @@
 
 #include "core/log.h"
 #include "core/own.h"
+#include "core/random.h"
 #include "vmm/clock.h"
 #include "vmm/guestpages.h"
 #include "vmm/seccomp.h"
@@ -17,7 +18,6 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #define WAKE_MAGIC 0x454b4157u /* "WAKE", docs/protocol.md section 5 */
 #define RFLAGS_IF  0x200ull
@@ -222,9 +222,10 @@ static int prepare_wake(struct thaw *thaw, struct err *err)
 	uint8_t random[sizeof(wake->crng_key) + sizeof(wake->pool_entropy) + sizeof(wake->boot_id) +
 	               sizeof(thaw->entropy)];
 	const uint8_t *p = random;
+	int ret = random_fill(random, sizeof(random), err);
 
-	if (getrandom(random, sizeof(random), 0) != sizeof(random))
-		return err_set(err, -errno, "getrandom: %s", strerror(errno));
+	if (ret < 0)
+		return err_wrap(err, "nothing to reseed it with");
 	memcpy(wake->crng_key, p, sizeof(wake->crng_key));
 	p += sizeof(wake->crng_key);
 	memcpy(wake->pool_entropy, p, sizeof(wake->pool_entropy));
@@ -523,9 +524,11 @@ static int take(struct thaw *thaw, struct err *err)
 static int tell_generation(struct vm *vm, struct err *err)
 {
 	uint8_t id[16];
+	int ret = random_fill(id, sizeof(id), err);
 
-	if (getrandom(id, sizeof(id), 0) != sizeof(id) ||
-	    gmem_write(&vm->mem, gpa(vm_vmgenid(vm)), id, sizeof(id)) < 0)
+	if (ret < 0)
+		return err_wrap(err, "VM generation id");
+	if (gmem_write(&vm->mem, gpa(vm_vmgenid(vm)), id, sizeof(id)) < 0)
 		return err_set(err, -EIO, "VM generation id could not be written");
 	ioapic_edge(&vm->ioapic, LAYOUT_PIN_VMGENID);
 	return 0;

@@ -3,6 +3,7 @@
 
 #include "core/log.h"
 #include "core/own.h"
+#include "core/random.h"
 #include "devices/vmmio.h"
 #include "vmm/clock.h"
 #include "vmm/seccomp.h"
@@ -12,7 +13,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #define LOOP_DEPTH    64
 #define TRACE_WAIT_NS 100000000u
@@ -410,15 +410,15 @@ static int boot_kernel(struct vm *vm, const struct vm_boot_config *config, struc
 		                  .nr_vcpus = config->nr_vcpus,
 		                  .nr_disks = config->nr_disks,
 		                  .vmgenid = vm_vmgenid(vm) };
+	int ret;
 
 	if (asprintf(&cmdline, "%s%s%s %s", CMDLINE_ALL, pvm ? CMDLINE_PVM : "",
 	             pvm && __builtin_cpu_supports("avx512f") ? ENVIRONMENT_AVX512 : "",
 	             config->cmdline ? config->cmdline : "") < 0)
 		return err_set(err, -ENOMEM, "command line: out of memory");
 	plan.cmdline = cmdline;
-	if (getrandom(plan.rng_seed, sizeof(plan.rng_seed), 0) != sizeof(plan.rng_seed))
-		return err_set(err, -errno, "getrandom: %s", strerror(errno));
-	return boot_load(&vm->mem, &plan, regs, err);
+	ret = random_fill(plan.rng_seed, sizeof(plan.rng_seed), err);
+	return ret < 0 ? ret : boot_load(&vm->mem, &plan, regs, err);
 }
 
 static int boot_vcpus(struct vm *vm, const struct boot_regs *regs, struct err *err)

@@ -287,7 +287,9 @@ int memfd_create(const char *name, unsigned flags)
 ssize_t getrandom(void *buf, size_t n, unsigned flags);
 ssize_t getrandom(void *buf, size_t n, unsigned flags)
 {
-	return strike("getrandom", "", -1) == FAIL ? -1 : REAL(getrandom)(buf, n, flags);
+	enum verdict v = strike("getrandom", "", -1);
+
+	return v == FAIL ? -1 : REAL(getrandom)(buf, v == SHORT && n ? 1 : n, flags);
 }
 
 ssize_t recvmsg(int fd, struct msghdr *msg, int flags)

@@ -17,11 +17,11 @@ SECONDS = 30  # a guard against hanging
 
 THAW = [("open", "EMFILE"), ("open", "EIO"), ("read", "EIO"), ("pread", "EIO"), ("pread", "short"), ("mmap", "ENOMEM"),
         ("ioctl", "ENOMEM"), ("ioctl", "EINTR"), ("eventfd", "EMFILE"), ("epoll_create1", "EMFILE"),
-        ("getrandom", "EAGAIN"), ("pthread_create", "EAGAIN")]
+        ("getrandom", "EAGAIN"), ("getrandom", "EINTR"), ("getrandom", "short"), ("pthread_create", "EAGAIN")]
 SNAPSHOT = [("pwrite", "ENOSPC"), ("pwrite", "EIO"),
             ("pwrite", "EFBIG"), ("pwrite", "short"), ("pwrite", "EINTR"), ("fsync", "EIO"), ("fsync", "ENOSPC"),
             ("fsync", "EINTR"), ("ftruncate", "EFBIG"), ("copy_file_range", "ENOSPC"), ("copy_file_range", "short"),
-            ("ioctl", "ENOMEM"), ("getrandom", "EAGAIN")]
+            ("ioctl", "ENOMEM"), ("getrandom", "EAGAIN"), ("getrandom", "short")]
 
 
 def thaw(vmm, env, frozen) -> None:
