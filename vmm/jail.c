@@ -24,6 +24,7 @@ static const struct {
 } layers[JAIL_NR_LAYERS] = {
 	[JAIL_DESCRIPTORS] = { "descriptors", JAIL_LEVEL_VM },
 	[JAIL_ENVIRONMENT] = { "environment", JAIL_LEVEL_VM },
+	[JAIL_MERGING] = { "no page merging", JAIL_LEVEL_VM },
 	[JAIL_CAPABILITIES] = { "capabilities", JAIL_LEVEL_VM },
 	[JAIL_PRIVILEGES] = { "no new privileges", JAIL_LEVEL_VM },
 	[JAIL_DUMPS] = { "not dumpable", JAIL_LEVEL_VM },
@@ -137,6 +138,17 @@ static void wipe_environment(void)
 	jail_note(JAIL_ENVIRONMENT, true, "wiped");
 }
 
+/* A starter may have asked the kernel to merge all of its pages with equal ones of others (KSM), and so of its children. */
+static void stop_merging(void)
+{
+	int ret = steps_no_merging();
+
+	if (ret == -EINVAL)
+		jail_note(JAIL_MERGING, true, "this kernel merges no page unasked");
+	else
+		note_result(JAIL_MERGING, ret, "off, also if the starter has it on", "prctl");
+}
+
 void jail_begin(const struct jail_config *config, int keep_fd)
 {
 	jail.config = *config;
@@ -149,6 +161,7 @@ void jail_begin(const struct jail_config *config, int keep_fd)
 		return;
 	close_others(keep_fd);
 	wipe_environment();
+	stop_merging();
 	jail.proc_fd = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 

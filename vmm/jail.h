@@ -3,7 +3,7 @@
  * The monitor's own jail: what is left to whoever takes it over from inside (docs/threat-model.md). thawbox-vmm
  * puts itself there, in this order:
  *
- *	jail_begin()	in main(): what the starter left open, or in the environment, is gone
+ *	jail_begin()	in main(): what the starter left open, in the environment, or merged with others, is gone
  *	jail_window()	the few host directories that a machine needs later; anything else is opened now
  *	jail_enter()	namespaces and an empty root; a zygote does it once, for all that it forks
  *	jail_drop()	own user, no capabilities, limits, Landlock; each monitor for itself, before its threads
@@ -38,6 +38,7 @@ enum jail_level {
 enum jail_layer {
 	JAIL_DESCRIPTORS,
 	JAIL_ENVIRONMENT,
+	JAIL_MERGING,
 	JAIL_CAPABILITIES,
 	JAIL_PRIVILEGES,
 	JAIL_DUMPS,
@@ -65,7 +66,7 @@ struct jail_config {
 int jail_level_of(const char *name);
 const char *jail_level_name(enum jail_level level);
 
-/* Closes all descriptors but 0, 1, 2 and `keep_fd` (-1: none), and wipes the environment. */
+/* Closes all descriptors but 0, 1, 2 and `keep_fd` (-1: none), wipes the environment, and shares no page by its content. */
 void jail_begin(const struct jail_config *config, int keep_fd);
 
 /*

@@ -18,6 +18,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#ifndef PR_SET_MEMORY_MERGE /* Linux 6.4 */
+#define PR_SET_MEMORY_MERGE 67
+#endif
+
 #define MAX_FILES   4096u
 #define MAX_THREADS 128u       /* vCPUs, the loop's, its ring's workers, KVM's */
 #define MAX_LOCKED  (1u << 20) /* bytes: of the ring */
@@ -236,6 +240,11 @@ int steps_no_new_privileges(void)
 int steps_not_dumpable(void)
 {
 	return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ? -errno : 0;
+}
+
+int steps_no_merging(void)
+{
+	return prctl(PR_SET_MEMORY_MERGE, 0, 0, 0, 0) < 0 ? -errno : 0;
 }
 
 /* --- Landlock (its header here may be older than the kernel) -------------------------------------------------- */

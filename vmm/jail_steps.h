@@ -44,6 +44,8 @@ void steps_keep_for_forks(void);
 NODISCARD int steps_drop_capabilities(void);
 NODISCARD int steps_no_new_privileges(void);
 NODISCARD int steps_not_dumpable(void);
+/* For this process and its children; -EINVAL: the kernel cannot merge for a whole process. */
+NODISCARD int steps_no_merging(void);
 
 /* No file is opened but in the windows, no TCP, no signal and no abstract socket to others. *why in words. */
 NODISCARD int steps_landlock(const struct steps_window *windows, unsigned nr, char *why,

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import inject
+from conftest import running
 from vmm import Forked, VmmError, marked_processes
 
 UID_BASE = 0x70000000
-LAYERS = ("descriptors", "environment", "capabilities", "no new privileges", "not dumpable", "limits", "own user",
+LAYERS = ("descriptors", "environment", "no page merging", "capabilities", "no new privileges", "not dumpable", "limits", "own user",
           "empty root", "net namespace", "pid namespace", "ipc namespace", "uts namespace", "cgroup namespace", "landlock",
           "seccomp")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="looks into processes as root")
@@ -219,6 +220,52 @@ def test_connections_refused_inside(who, monitor):
 def test_not_dumpable(monitor):
     found = inject.outcome(monitor.process.pid, "prctl", 3, 0, 0, 0, 0)  # PR_GET_DUMPABLE
     assert found == "0" or "SIGSYS" in found
+
+
+PR_SET_MEMORY_MERGE = 67
+
+
+def merge_all() -> None:
+    """As a service manager that has KSM on for its services (MemoryKSM=yes): inherited by what is started."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_MEMORY_MERGE")
+
+
+def mergeable(pid: int) -> list[str]:
+    """Mappings that KSM may look at."""
+    name, found = "", []
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            name = line
+        elif line.startswith("VmFlags:") and "mg" in line.split():
+            found.append(name)
+    return found
+
+
+@needs_root
+@pytest.mark.parametrize("way", ["exec", "fork", "shell", "standby"])
+def test_no_page_is_merged(who, frozen, way):
+    """KSM is asked for nothing, also when the starter has it on for its children."""
+    try:
+        control = subprocess.Popen(["sleep", "60"], preexec_fn=merge_all)
+    except subprocess.SubprocessError:
+        pytest.skip("this kernel merges no page unless a program asks for it page by page (no PR_SET_MEMORY_MERGE)")
+    until = time.monotonic() + 20
+    while not mergeable(control.pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    seen = mergeable(control.pid)
+    control.kill()
+    control.wait()
+    assert seen, "the control: a child of such a starter is merged"
+    popen = who.popen
+    who.popen = lambda args, **kwargs: popen(args, preexec_fn=merge_all, **kwargs)
+    with running(way, who, frozen) as m:
+        assert mergeable(m.process.pid) == []
+        pages = Path(f"/proc/{m.process.pid}/ksm_merging_pages")
+        assert not pages.exists() or pages.read_text().strip() == "0"
 
 
 # --- started by the command ---------------------------------------------------------------------------------------------

@@ -7,10 +7,16 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#ifndef PR_SET_MEMORY_MERGE /* Linux 6.4 */
+#define PR_SET_MEMORY_MERGE 67
+#define PR_GET_MEMORY_MERGE 68
+#endif
 
 static void all_on(void)
 {
@@ -71,6 +77,26 @@ Test(jail, too_little_is_refused_with_the_layer_and_a_remedy)
 		"isolation \"user\" is required, this host and user give \"vm\": net namespace: "
 		"unshare: Operation not permitted");
 	cr_assert_not_null(strstr(err.remedy, "doctor --isolation"));
+}
+
+Test(jail, starter_that_merges_pages)
+{
+	const struct jail_config vm = { .most = JAIL_LEVEL_VM }, none = { .most = JAIL_LEVEL_NONE };
+	pid_t pid;
+	int status;
+
+	if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) < 0)
+		cr_skip_test("this kernel merges no page unasked");
+	pid = fork();
+	if (pid == 0) {
+		jail_begin(&none, -1);
+		if (prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0) != 1)
+			_exit(9);
+		jail_begin(&vm, -1);
+		_exit(prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0));
+	}
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	cr_assert_eq(status, 0);
 }
 
 Test(jail, report)
