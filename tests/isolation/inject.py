@@ -16,7 +16,16 @@ WALL = 0x40000000
 NR = {"read": 0, "write": 1, "open": 2, "mmap": 9, "mprotect": 10, "socket": 41, "connect": 42, "clone": 56, "execve": 59,
       "kill": 62, "chdir": 80, "mkdir": 83, "symlink": 88, "ptrace": 101, "setuid": 105, "setresuid": 117, "prctl": 157,
       "chroot": 161, "mount": 165, "unshare": 272, "setns": 308, "process_vm_readv": 310, "shmget": 29, "shmat": 30,
-      "clone3": 435, "bpf": 321, "memfd_create": 319, "userfaultfd": 323, "io_uring_setup": 425, "seccomp": 317}
+      "clone3": 435, "bpf": 321, "memfd_create": 319, "userfaultfd": 323, "io_uring_setup": 425, "seccomp": 317,
+      "ioctl": 16, "madvise": 28, "bind": 49, "listen": 50, "fork": 57, "vfork": 58, "pivot_root": 155, "openat": 257,
+      "perf_event_open": 298, "open_by_handle_at": 304, "process_vm_writev": 311, "finit_module": 313, "kexec_load": 246,
+      "add_key": 248, "request_key": 249, "keyctl": 250, "execveat": 322, "pkey_mprotect": 329, "io_uring_register": 427,
+      "open_tree": 428, "move_mount": 429, "fsopen": 430, "pidfd_open": 434, "openat2": 437, "pidfd_getfd": 438,
+      "process_madvise": 440, "landlock_create_ruleset": 444, "memfd_secret": 447, "rt_sigqueueinfo": 129, "tkill": 200,
+      "tgkill": 234, "timer_create": 222, "inotify_init1": 294, "fanotify_init": 300, "personality": 135, "iopl": 172,
+      "modify_ldt": 154, "reboot": 169, "swapon": 167, "quotactl": 179, "syslog": 103, "acct": 163, "settimeofday": 164,
+      "dup": 32, "fcntl": 72, "truncate": 76, "link": 86, "mknod": 133, "semget": 64, "msgget": 68, "mq_open": 240,
+      "setpriority": 141, "sched_setscheduler": 144, "prlimit64": 302, "kcmp": 312, "vmsplice": 278, "splice": 275}
 
 
 class Regs(ctypes.Structure):
