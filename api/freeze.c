@@ -119,14 +119,22 @@ static void sync_parent(const char *path)
 		(void)fsync(fd); /* the rename itself has been done */
 }
 
-/* After an exchange the old directory has the temporary name. */
+/*
+ * After an exchange the old directory has the temporary name. Others may put one there, or take it away, between two
+ * looks: with `replace` the last one that comes stays.
+ */
 static int commit(struct folder *f, bool replace, struct err *err)
 {
-	bool exchange = replace && access(f->dir, F_OK) == 0;
+	bool exchange = false;
 
-	if (fsync(f->tmp_fd) || renameat2(AT_FDCWD, f->tmp, AT_FDCWD, f->dir,
-	                                  exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE))
+	if (fsync(f->tmp_fd))
 		return failed(f->dir, -errno, err);
+	while (renameat2(AT_FDCWD, f->tmp, AT_FDCWD, f->dir,
+	                 exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE)) {
+		if (!replace || errno != (exchange ? ENOENT : EEXIST))
+			return failed(f->dir, -errno, err);
+		exchange = !exchange;
+	}
 	sync_parent(f->dir);
 	if (!exchange)
 		f->tmp[0] = '\0';

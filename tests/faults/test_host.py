@@ -26,11 +26,11 @@ def in_tmpfs(tmp_path, thawbox):
     script = tmp_path / "vmm.sh"
     namespace = "-m" if os.geteuid() == 0 else "-rm"
 
-    def start(size: str) -> tuple[Vmm, Path]:
+    def start(size: str, *args: str) -> tuple[Vmm, Path]:
         script.write_text(f"#!/bin/sh\nexec unshare {namespace} --propagation private sh -c 'mount -t tmpfs -o size={size} "
                           f'none "{folder}" && exec "{BIN}/thawbox-vmm" "$@"\' vmm "$@"\n')
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        return Vmm(script, env=thawbox.env), folder
+        return Vmm(script, *args, env=thawbox.env), folder
 
     return start
 
@@ -46,6 +46,31 @@ def test_disk_overlay_that_is_full(in_tmpfs, template):
         assert cell.result["error"]["name"] == "OSError", cell
         assert stream.run("20 + 22").text == "42"
         m.call("pause")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="looks into another mount namespace")
+def test_disk_full_while_freezing(in_tmpfs, vmm, template, tmp_path):
+    """A sandbox in the middle of its session: the freeze is refused in words, the one of before is as it was, the session goes
+    on, and where there is room it can be frozen."""
+    monitor, folder = in_tmpfs("2m", "--isolation", "none", "--seccomp", "off")
+    with monitor as m:
+        stream = m.thaw(template, "kept = [20]")
+        assert stream.answer().result["status"] == "ok"
+        assert stream.run("kept.append(22)").result["status"] == "ok"
+        inside = Path(f"/proc/{m.process.pid}/root{folder}")
+        (inside / "before").mkdir()
+        (inside / "before" / "state").write_bytes(b"s" * 4096)
+        with unchanged(inside / "before"):
+            for _ in range(2):
+                with pytest.raises(VmmError, match="No space left") as error:
+                    m.snapshot(inside / "now")
+                told(error.value)
+                assert [path.name for path in inside.iterdir()] == ["before"]
+                assert stream.run("sum(kept)").text == "42"
+        m.snapshot(tmp_path / "frozen")
+    with vmm() as m:
+        m.thaw(tmp_path / "frozen", None)
+        assert m.connect(m.thawed["port"]).run("sum(kept)").text == "42"
 
 
 def limited(**limits):
@@ -249,6 +274,20 @@ def test_host_whose_clock_was_set(vmm, faults, template, step):
         stream = m.thaw(template, "import time; a = time.monotonic(); time.sleep(0.01); time.time(), time.monotonic() > a")
         now, forward = json.loads(stream.answer().text.replace("(", "[").replace(")", "]").replace("True", "true"))
         assert abs(now - time.time() - step) < 120 and forward
+
+
+def test_openssl_right_after_a_bake(vmm, faults, template):
+    """OpenSSL's generator reseeds itself when minutes have gone by: here none has, since the template was frozen."""
+    frozen_at = json.loads((template / "template.json").read_text())["built"]
+    env = faults("none:EIO:1:0", FAULT_REALTIME_S=str(int(frozen_at - time.time()) + 5))
+    seen = []
+    for _ in range(2):
+        with vmm(env=env) as m:
+            text = m.thaw(template, "import ssl, time; f'{ssl.RAND_bytes(32).hex()} {time.time()}'").answer().text
+            random, now = text.strip("'").split()
+            assert abs(float(now) - frozen_at) < 120, "the guest's clock is that of the bake"
+            seen.append(random)
+    assert len(seen[0]) == 64 and seen[0] != seen[1]
 
 
 def test_monotonic_clock_of_another_host(thawbox):

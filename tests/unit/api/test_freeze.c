@@ -6,9 +6,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -205,4 +207,191 @@ Test(freeze, workset_that_fails_keeps_the_old_one)
 	cr_assert_eq(freeze_workset(&sb, dir, false, WAIT_MS, &err), -EREMOTEIO);
 	pthread_join(thread, NULL);
 	holds("");
+}
+
+/* --- full disks, and two at once --------------------------------------------------------------------- */
+
+/* `top` is a file system of that many bytes and inodes from here on, for this process alone. */
+static void make_small(const char *options)
+{
+	uid_t uid = getuid();
+	char map[32];
+	FILE *f;
+
+	if (unshare(CLONE_NEWNS | (uid ? CLONE_NEWUSER : 0)))
+		cr_skip_test("no mount namespace is to be had here");
+	snprintf(map, sizeof(map), "0 %u 1", uid);
+	f = uid ? fopen("/proc/self/uid_map", "w") : NULL;
+	if (f) {
+		fputs(map, f);
+		cr_assert_eq(fclose(f), 0);
+	}
+	cr_assert_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+	cr_assert_eq(mount("none", top, "tmpfs", 0, options), 0);
+}
+
+static void expect_full(void)
+{
+	struct err err = { 0 };
+
+	cr_assert_eq(freeze_snapshot(&sb, dir, true, WAIT_MS, &err), -ENOSPC, "%s", err.msg);
+	cr_assert_not_null(strstr(err.remedy, "disk space"));
+	holds("./snap/memory ./snap/state ");
+}
+
+/* inodes: of the root, of the snapshot that is there and its two parts; one more is a folder without its files. */
+Test(freeze, disk_that_is_full)
+{
+	const char *const rooms[] = { "nr_inodes=4", "nr_inodes=5", "nr_inodes=6" };
+	struct err err = { 0 };
+	char remount[64];
+
+	make_small("size=1m,nr_inodes=20");
+	expect_lines(2);
+	cr_assert_eq(freeze_snapshot(&sb, dir, false, WAIT_MS, &err), 0, "%s", err.msg);
+	pthread_join(thread, NULL);
+	for (unsigned i = 0; i < ARRAY_LEN(rooms); i++) {
+		snprintf(remount, sizeof(remount), "size=1m,%s", rooms[i]);
+		cr_assert_eq(mount("none", top, "tmpfs", MS_REMOUNT, remount), 0);
+		if (i)
+			expect_lines(1);
+		expect_full();
+		if (i)
+			pthread_join(thread, NULL);
+	}
+	cr_assert_eq(mount("none", top, "tmpfs", MS_REMOUNT, "size=1m,nr_inodes=20"), 0);
+	expect_lines(2);
+	cr_assert_eq(freeze_snapshot(&sb, dir, true, WAIT_MS, &err), 0, "%s", err.msg);
+	pthread_join(thread, NULL);
+	holds("./snap/memory ./snap/state ");
+}
+
+#define AT_ONCE 8
+
+/* One of several who freeze to the same name. */
+struct freezer {
+	struct sandbox sb;
+	int theirs, rc;
+	bool replace;
+	pthread_t client, monitor;
+	struct err err;
+};
+
+static void *say_parts_and_fill(void *arg)
+{
+	struct freezer *f = arg;
+	char line[4096];
+
+	for (unsigned i = 0; i < 2; i++) {
+		union {
+			char buf[CMSG_SPACE(2 * sizeof(int))];
+			struct cmsghdr align;
+		} ctl;
+		struct iovec iov = { line, sizeof(line) };
+		struct msghdr msg = { .msg_iov = &iov,
+			              .msg_iovlen = 1,
+			              .msg_control = ctl.buf,
+			              .msg_controllen = sizeof(ctl.buf) };
+		const char *text =
+			i ? "{\"ok\":true}\n" : "{\"ok\":true,\"parts\":[\"state\",\"memory\"]}\n";
+		int fds[2];
+
+		if (recvmsg(f->theirs, &msg, 0) <= 0)
+			break;
+		for (unsigned n = 0; i && n < 2; n++) {
+			memcpy(fds, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(fds));
+			if (write(fds[n], &f->theirs, sizeof(f->theirs)) != sizeof(f->theirs))
+				abort();
+			close(fds[n]);
+		}
+		if (send(f->theirs, text, strlen(text), MSG_NOSIGNAL) < 0)
+			abort();
+	}
+	return NULL;
+}
+
+static void *freeze_one(void *arg)
+{
+	struct freezer *f = arg;
+
+	f->rc = freeze_snapshot(&f->sb, dir, f->replace, WAIT_MS, &f->err);
+	return NULL;
+}
+
+static unsigned freeze_at_once(struct freezer *freezers, bool replace)
+{
+	unsigned done = 0;
+
+	for (unsigned i = 0; i < AT_ONCE; i++) {
+		struct freezer *f = &freezers[i];
+		int sv[2];
+
+		*f = (struct freezer){ .replace = replace };
+		cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv), 0);
+		sandbox_init(&f->sb);
+		f->sb.control_fd = sv[0];
+		f->theirs = sv[1];
+		cr_assert_eq(pthread_create(&f->monitor, NULL, say_parts_and_fill, f), 0);
+	}
+	for (unsigned i = 0; i < AT_ONCE; i++)
+		cr_assert_eq(pthread_create(&freezers[i].client, NULL, freeze_one, &freezers[i]),
+		             0);
+	for (unsigned i = 0; i < AT_ONCE; i++) {
+		pthread_join(freezers[i].client, NULL);
+		sandbox_close(&freezers[i].sb);
+		pthread_join(freezers[i].monitor, NULL);
+		done += freezers[i].rc == 0;
+	}
+	for (unsigned i = 0; i < AT_ONCE; i++)
+		close(freezers[i].theirs);
+	return done;
+}
+
+/* Both parts are of one and the same. */
+static void is_of_one(void)
+{
+	char path[128];
+	int who[2] = { 0 };
+
+	for (unsigned i = 0; i < 2; i++) {
+		FILE *f;
+
+		snprintf(path, sizeof(path), "%s/%s", dir, i ? "memory" : "state");
+		f = fopen(path, "r");
+		cr_assert_not_null(f);
+		cr_assert_eq(fread(&who[i], sizeof(who[i]), 1, f), 1u);
+		fclose(f);
+	}
+	cr_assert_eq(who[0], who[1]);
+}
+
+Test(freeze, two_at_once_to_one_name)
+{
+	struct freezer freezers[AT_ONCE];
+
+	for (unsigned turn = 0; turn < 20; turn++) {
+		char command[128];
+
+		cr_assert_eq(freeze_at_once(freezers, false), 1u,
+		             "one has the name, and one alone");
+		for (unsigned i = 0; i < AT_ONCE; i++)
+			cr_assert(freezers[i].rc == 0 || freezers[i].rc == -EEXIST, "%s",
+			          freezers[i].err.msg);
+		holds("./snap/memory ./snap/state ");
+		is_of_one();
+		snprintf(command, sizeof(command), "rm -r %s", dir);
+		cr_assert_eq(system(command), 0);
+	}
+}
+
+Test(freeze, two_at_once_that_replace)
+{
+	struct freezer freezers[AT_ONCE];
+
+	for (unsigned turn = 0; turn < 20; turn++) {
+		cr_assert_eq(freeze_at_once(freezers, true), (unsigned)AT_ONCE,
+		             "the last one stays, no one is refused");
+		holds("./snap/memory ./snap/state ");
+		is_of_one();
+	}
 }

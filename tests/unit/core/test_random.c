@@ -71,7 +71,8 @@ Test(random, whole_in_pieces_or_interrupted)
 
 Test(random, a_failure_is_one_and_leaves_zeros)
 {
-	static const ssize_t at_once[] = { -ENOSYS }, later[] = { 100, -EIO }, nothing[] = { 64, 1000 };
+	static const ssize_t at_once[] = { -ENOSYS }, later[] = { 100, -EIO },
+			     nothing[] = { 64, 1000 };
 	struct err err = { 0 };
 	char bytes[144];
 
