@@ -19,6 +19,8 @@
 #define MAILBOX_BYTES (16u * 4096u - 512u)
 #define WAIT_FDS_MAX  16
 #define THAW_MS       30000
+#define END_WAIT_MS   2000u
+#define READ_MAX      (4u * MONITOR_LINE_MAX)
 
 enum pending { PENDING_CALL = 1, PENDING_THAW, PENDING_CONNECT, PENDING_SHELL, PENDING_STANDBY };
 
@@ -125,7 +127,8 @@ static void take_lines(struct sandbox *sb)
 	struct bytes *b = &sb->lines;
 	uint8_t *end;
 
-	while (b->pos < b->len && (end = memchr(b->p + b->pos, '\n', b->len - b->pos))) {
+	while (!sb->lost.code && b->pos < b->len &&
+	       (end = memchr(b->p + b->pos, '\n', b->len - b->pos))) {
 		size_t n = (size_t)(end - (b->p + b->pos));
 		json_t *line = json_loadb((const char *)b->p + b->pos, n, 0, NULL);
 		const char *event = member(line, "event");
@@ -143,9 +146,12 @@ static void take_lines(struct sandbox *sb)
 		lose(sb, "the monitor sent a line without an end", "");
 }
 
+/* Not more than READ_MAX at a time: one who never ends must not keep us from all else. */
 static void read_control(struct sandbox *sb)
 {
-	for (;;) {
+	size_t got = 0;
+
+	while (got < READ_MAX && !sb->lost.code) {
 		ssize_t n;
 
 		if (bytes_reserve(&sb->lines, 4096))
@@ -161,6 +167,7 @@ static void read_control(struct sandbox *sb)
 			return;
 		}
 		sb->lines.len += (size_t)n;
+		got += (size_t)n;
 		take_lines(sb);
 	}
 }
@@ -203,7 +210,8 @@ int sandbox_why_lost(struct sandbox *sb, struct err *err)
 	char how[300], words[320];
 
 	/* The socket closes a moment before the process can be waited for. */
-	if (!sb->lost.code && monitor_ended(sb->pid_fd, sb->log_fd, 2000, how, sizeof(how))) {
+	if (!sb->lost.code &&
+	    monitor_ended(sb->pid_fd, sb->log_fd, (int)sb->end_wait_ms, how, sizeof(how))) {
 		(void)snprintf(words, sizeof(words), "its monitor %s", how);
 		lose(sb, words, "");
 	}
@@ -219,6 +227,7 @@ void sandbox_init(struct sandbox *sb)
 		                .control_fd = -1,
 		                .log_fd = -1,
 		                .intr_fd = -1,
+		                .end_wait_ms = END_WAIT_MS,
 		                .port = 2000,
 		                .agent_port = 1024,
 		                .kernel = STREAM_NONE };

@@ -40,6 +40,8 @@ struct sandbox {
 	char *cgroup; /* owned; NULL: none of its own */
 	int log_fd;   /* what the monitor wrote to its standard error; -1: our own standard error */
 	int intr_fd;  /* borrowed: readable ends every wait with -EINTR; -1: none */
+	/* How long a process whose socket has closed may take to end, so that the error can say how. A loop's is short. */
+	unsigned end_wait_ms;
 
 	struct bytes lines;                   /* control bytes not yet parsed */
 	uint8_t pending[SANDBOX_PENDING_MAX]; /* what each outstanding answer is for */

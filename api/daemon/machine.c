@@ -8,6 +8,9 @@
 #define FIRST_BYTES \
 	(48u << 10) /* of a first request and its environment: the mailbox takes 64 KiB */
 
+#define END_WAIT_MS 100u /* all others wait meanwhile */
+#define TURNS_MAX   4    /* reads of a control socket before others have theirs */
+
 static void watch_in(struct guest_stream *s);
 
 /* --- the machine ---------------------------------------------------------------------------------- */
@@ -66,19 +69,32 @@ static void connect_streams(struct machine *m)
 	}
 }
 
+/* What there is of its words: 0, or the error that ends it. A monitor that has been taken over may say more for ever. */
+static int hear(struct machine *m, struct err *err)
+{
+	int rc = 1;
+
+	for (unsigned turn = 0; rc > 0 && turn < TURNS_MAX; turn++)
+		rc = sandbox_wait(&m->sb, NULL, 0, NULL, 0, 0, err);
+	if (rc > 0 && m->sb.fail.code) {
+		*err = m->sb.fail;
+		rc = err->code;
+	} else if (rc > 0 && m->sb.lost.code) {
+		*err = m->sb.lost;
+		rc = err->code;
+	}
+	return rc < 0 ? rc : 0;
+}
+
 /* The monitor has said something. */
 static void on_control(struct loop_op *op, int res)
 {
 	struct machine *m = container_of(op, struct machine, control_op);
 	struct err err = { 0 };
-	int rc;
 
 	if (res == -ECANCELED)
 		return;
-	do
-		rc = sandbox_wait(&m->sb, NULL, 0, NULL, 0, 0, &err);
-	while (rc > 0);
-	if (rc < 0) {
+	if (hear(m, &err)) {
 		lose(m, &err);
 		return;
 	}
@@ -95,6 +111,7 @@ void machine_start(struct machine *m, struct loop *loop, struct sandbox *sb)
 {
 	m->loop = loop;
 	m->sb = *sb;
+	m->sb.end_wait_ms = END_WAIT_MS;
 	sandbox_init(sb);
 	m->state = MACHINE_WAITS;
 	m->control_op.done = on_control;
