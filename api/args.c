@@ -62,9 +62,10 @@ static int parse_seconds(const struct arg *arg, const char *value, struct err *e
 	       : !strcmp(end, "ms")       ? 1e-3
 	       : !strcmp(end, "m")        ? 60
 	       : !strcmp(end, "h")        ? 3600
+	       : !strcmp(end, "d")        ? 86400
 	                                  : 0;
 	if (errno || end == value || unit == 0 || !(s * unit > 0) || s * unit > 1e9)
-		return bad_value(arg, value, "a time such as 30, 0.5, 500ms or 5m", err);
+		return bad_value(arg, value, "a time such as 30, 0.5, 500ms, 5m or 7d", err);
 	*(uint64_t *)arg->to = (uint64_t)(s * unit * 1e9);
 	return 0;
 }

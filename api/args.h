@@ -20,7 +20,7 @@ enum arg_kind {
 	ARG_NUMBER,  /* uint64_t */
 	ARG_BYTES,   /* uint64_t: 10, 64K, 8M, 1G (powers of 1024; an iB or B may follow) */
 	ARG_RATE,    /* uint64_t a second: as ARG_BYTES, "/s" may follow; 0: none */
-	ARG_SECONDS, /* uint64_t nanoseconds: 2, 0.5, 10s, 500ms, 5m; above zero */
+	ARG_SECONDS, /* uint64_t nanoseconds: 2, 0.5, 10s, 500ms, 5m, 2h, 7d; above zero */
 };
 
 struct arg_list {

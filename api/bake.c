@@ -354,22 +354,37 @@ static int write_info(const struct bake *bake, struct err *err)
 	return rc;
 }
 
+/* The time, and what it was made from; a second one of one second gets a number. */
+static int choose_id(const struct bake *bake, char id[TEMPLATE_ID_MAX], char dir[PATHS_MAX],
+                     struct err *err)
+{
+	time_t now = time(NULL);
+	char stamp[32];
+	struct tm tm;
+	int rc;
+
+	gmtime_r(&now, &tm);
+	(void)strftime(stamp, sizeof(stamp), "%Y%m%dT%H%M%SZ", &tm);
+	for (unsigned n = 1;; n++) {
+		char number[16] = "";
+
+		if (n > 1)
+			(void)snprintf(number, sizeof(number), "-%u", n);
+		(void)snprintf(id, TEMPLATE_ID_MAX, "%s-%.8s%s", stamp, bake->plan->inputs, number);
+		rc = paths_format(dir, err, "%s/%s", bake->path, id);
+		if (rc || access(dir, F_OK))
+			return rc;
+	}
+}
+
 static int publish(struct bake *bake, struct bake_result *result, struct err *err)
 {
 	char id[TEMPLATE_ID_MAX];
 	own_fd int dir = -1;
-	time_t now = time(NULL);
-	struct tm tm;
 	int rc = write_info(bake, err);
 
 	rc = rc ? rc : template_write_checksums(bake->snap, err);
-	if (rc)
-		return rc;
-	gmtime_r(&now, &tm);
-	(void)snprintf(id, sizeof(id), "%04d%02d%02dT%02d%02d%02dZ-%.8s", tm.tm_year + 1900,
-	               tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
-	               bake->plan->inputs);
-	rc = paths_format(result->dir, err, "%s/%s", bake->path, id);
+	rc = rc ? rc : choose_id(bake, id, result->dir, err);
 	dir = rc ? -1 : open_folder(bake->snap, err);
 	if (dir < 0)
 		return rc ? rc : dir;
@@ -390,7 +405,8 @@ static bool is_current(const struct bake *bake, struct bake_result *result)
 		return false;
 	info = template_info(&t);
 	inputs = json_string_value(json_object_get(info, "inputs"));
-	same = inputs && !strcmp(inputs, bake->plan->inputs);
+	same = inputs && !strcmp(inputs, bake->plan->inputs) &&
+	       !(bake->opts->max_age_s && template_is_old(info, time(NULL), bake->opts->max_age_s));
 	if (same)
 		memcpy(result->dir, t.dir, sizeof(t.dir));
 	json_decref(info);

@@ -23,6 +23,7 @@ struct bake_opts {
 	const char *rootfs;  /* a folder with root.img and scratch.img; NULL: built or found */
 	bool verbose;        /* the guest's console on standard error */
 	bool force;          /* also when nothing has changed */
+	uint64_t max_age_s;  /* also when the template in use is as old as that; 0: of any age */
 	int intr_fd;         /* readable: give up, -EINTR */
 	struct isolation isolation;
 };
@@ -49,7 +50,7 @@ struct bake_result {
 NODISCARD int bake_plan(struct bake_plan *plan, const struct bake_opts *opts, struct err *err);
 void bake_plan_free(struct bake_plan *plan);
 
-/* Bakes it, unless the template in use was made from the same inputs. */
+/* Bakes it, unless the template in use was made from the same inputs and is not too old. */
 NODISCARD int bake_run(const struct bake_plan *plan, const struct bake_opts *opts,
                        struct bake_result *result, struct err *err);
 

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -231,6 +232,26 @@ json_t *cmd_env(const struct arg_list *list, struct err *err)
 		}
 	}
 	return env;
+}
+
+const char *cmd_age(int64_t seconds, char out[32])
+{
+	static const struct {
+		const char *name;
+		int64_t s, until; /* until so many seconds it is told in these */
+	} units[] = { { "s", 1, 120 },
+		      { "min", 60, 7200 },
+		      { "h", 3600, INT64_C(48) * 3600 },
+		      { "days", 86400, 0 } };
+	unsigned u = 0;
+
+	while (u + 1 < ARRAY_LEN(units) && seconds >= units[u].until)
+		u++;
+	if (seconds < 0)
+		(void)snprintf(out, 32, "unknown");
+	else
+		(void)snprintf(out, 32, "%" PRId64 " %s", seconds / units[u].s, units[u].name);
+	return out;
 }
 
 const char *cmd_bytes(uint64_t n, char out[32])

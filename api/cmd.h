@@ -106,4 +106,7 @@ json_t *cmd_env(const struct arg_list *list, struct err *err);
 /* "512 B", "1.4 MiB" */
 const char *cmd_bytes(uint64_t n, char out[32]);
 
+/* "40 s", "5 min", "3 h", "12 days"; "unknown" below 0 */
+const char *cmd_age(int64_t seconds, char out[32]);
+
 #endif

@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <sys/utsname.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MIB               (1ull << 20)
@@ -226,14 +227,23 @@ static void check_disk(struct doctor *d)
 
 static void check_template(struct doctor *d)
 {
+	char detail[PATHS_MAX + 64], age[32];
 	struct template t;
 	struct err err = { 0 };
+	json_t *info;
 
 	if (template_open(&t, TEMPLATE_DEFAULT, 0, &err)) {
 		line(d, "template", WARNING, err.msg, err.remedy);
 		return;
 	}
-	line(d, "template", OK, t.dir, "");
+	info = template_info(&t);
+	(void)snprintf(detail, sizeof(detail), "%s, of age %s", t.dir,
+	               cmd_age(template_age_s(info, time(NULL)), age));
+	line(d, "template", template_is_old(info, time(NULL), TEMPLATE_MAX_AGE_S) ? WARNING : OK,
+	     detail,
+	     "all of its sandboxes have the same addresses in their guest: thawbox template build "
+	     "--rotate " TEMPLATE_DEFAULT);
+	json_decref(info);
 	template_close(&t);
 }
 

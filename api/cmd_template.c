@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#define NS_PER_S UINT64_C(1000000000)
+
 static const char build_help[] =
 	"Boots the template's image, lets its interpreter import and warm up what it will need, "
 	"freezes\n"
@@ -22,6 +24,8 @@ static const char build_help[] =
 	"  thawbox template build code-interpreter --memory 1024   a variant for `run --memory "
 	"1024`\n"
 	"  thawbox template build ./my-template/ --verbose         your own, see docs/guest.md\n"
+	"  thawbox template build code-interpreter --rotate        from a timer: again once a "
+        "week\n"
 	"\n"
 	"Exit: 0, 2 usage, 3 it could not be baked, 130 interrupted.\n";
 
@@ -74,7 +78,8 @@ static int build(const struct bake_opts *opts, bool json)
 static int build_main(int argc, char **argv)
 {
 	struct bake_opts o = { .intr_fd = -1 };
-	bool json = false;
+	uint64_t max_age_ns = 0;
+	bool json = false, rotate = false;
 	const struct arg args[] = {
 		{ "memory", 'm', ARG_NUMBER, &o.memory_mb, "MB",
 		  "another size than the template's own" },
@@ -83,6 +88,10 @@ static int build_main(int argc, char **argv)
 		{ "rootfs", 'r', ARG_TEXT, &o.rootfs, "DIR",
 		  "folder with root.img and scratch.img" },
 		{ "force", 'f', ARG_FLAG, &o.force, NULL, "bake although nothing has changed" },
+		{ "rotate", '\0', ARG_FLAG, &rotate, NULL,
+		  "also when it was baked 7 days ago or earlier" },
+		{ "max-age", '\0', ARG_SECONDS, &max_age_ns, "TIME",
+		  "another age than that, such as 12h or 30d" },
 		{ "verbose", 'v', ARG_FLAG, &o.verbose, NULL, "show the guest's console" },
 		{ "json", 'j', ARG_FLAG, &json, NULL, "one JSON object at the end" },
 		CMD_ISOLATION_ARGS(o.isolation),
@@ -96,13 +105,17 @@ static int build_main(int argc, char **argv)
 	if (rest.nr != 1)
 		return cmd_usage(&cmd_template_build, "give one template: its name or its folder");
 	o.what = rest.at[0];
+	if (max_age_ns)
+		o.max_age_s = max_age_ns < NS_PER_S ? 1 : max_age_ns / NS_PER_S;
+	else if (rotate)
+		o.max_age_s = TEMPLATE_MAX_AGE_S;
 	o.intr_fd = cmd_intr_open(&err);
 	return o.intr_fd < 0 ? cmd_fail(EXIT_NOT_READY, &err) : build(&o, json);
 }
 
 /* --- list, show ------------------------------------------------------------------------------- */
 
-/* What is known of one: name, id, dir, disk_bytes and its template.json. */
+/* What is known of one: name, id, dir, disk_bytes, age_s and its template.json. */
 static json_t *describe(const char *name)
 {
 	struct err err = { 0 };
@@ -112,8 +125,9 @@ static json_t *describe(const char *name)
 	if (template_open(&t, name, 0, &err))
 		return NULL;
 	info = template_info(&t);
-	o = json_pack("{s:s, s:s, s:s, s:I}", "name", t.name, "id", t.id, "dir", t.dir,
-	              "disk_bytes", (json_int_t)template_disk_bytes(t.dir));
+	o = json_pack("{s:s, s:s, s:s, s:I, s:I}", "name", t.name, "id", t.id, "dir", t.dir,
+	              "disk_bytes", (json_int_t)template_disk_bytes(t.dir), "age_s",
+	              (json_int_t)template_age_s(info, time(NULL)));
 	json_object_update_missing(o, info);
 	json_decref(info);
 	template_close(&t);
@@ -133,12 +147,13 @@ static const char *when(json_int_t unix_s, char out[32])
 
 static void print_line(const json_t *o)
 {
-	char size[32], date[32];
+	char size[32], date[32], age[32];
 
-	printf("%-28s %6lld MB  %10s  %s\n", json_string_value(json_object_get(o, "name")),
+	printf("%-28s %6lld MB  %10s  %s  %s\n", json_string_value(json_object_get(o, "name")),
 	       (long long)json_integer_value(json_object_get(o, "memory_mb")),
 	       cmd_bytes((uint64_t)json_integer_value(json_object_get(o, "disk_bytes")), size),
-	       when(json_integer_value(json_object_get(o, "built")), date));
+	       when(json_integer_value(json_object_get(o, "built")), date),
+	       cmd_age(json_integer_value(json_object_get(o, "age_s")), age));
 }
 
 static int list_main(int argc, char **argv)

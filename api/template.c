@@ -143,6 +143,21 @@ json_t *template_info(const struct template *t)
 	                                                            : json_load_file(path, 0, NULL);
 }
 
+int64_t template_age_s(const json_t *info, time_t now)
+{
+	const json_t *built = json_object_get(info, "built");
+	json_int_t at = json_integer_value(built);
+
+	return json_is_integer(built) && at > 0 && at <= now ? now - at : -1;
+}
+
+bool template_is_old(const json_t *info, time_t now, uint64_t max_age_s)
+{
+	int64_t age = template_age_s(info, now);
+
+	return age < 0 || (uint64_t)age >= max_age_s;
+}
+
 static int by_name(const void *a, const void *b)
 {
 	return strcmp(*(char *const *)a, *(char *const *)b);

@@ -17,10 +17,16 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #define TEMPLATE_DEFAULT  "code-interpreter"
 #define TEMPLATE_NAME_MAX 64
 #define TEMPLATE_ID_MAX   64
+/*
+ * All sandboxes of a template have the same addresses in their guest (KASLR, ASLR) and the same canaries: what one
+ * gives away is good for the others until the template is baked again.
+ */
+#define TEMPLATE_MAX_AGE_S (7u * 24 * 3600)
 
 struct template
 {
@@ -47,6 +53,11 @@ void template_close(struct template *t);
 
 /* Its template.json: a new reference, or NULL. */
 json_t *template_info(const struct template *t);
+
+/* Seconds since it was baked, by its template.json; -1 when that is not known, or lies ahead of `now`. Pure. */
+int64_t template_age_s(const json_t *info, time_t now);
+/* Of that age or more, or of no age that is known. Pure. */
+bool template_is_old(const json_t *info, time_t now, uint64_t max_age_s);
 
 /* Names of all templates, sorted: an array of strings, a new reference. */
 NODISCARD int template_names(json_t **names, struct err *err);

@@ -118,6 +118,8 @@ Test(args, times)
 	cr_assert(PARSE(false, "-t", "0.5s") == 0 && got.seconds == 500000000);
 	cr_assert(PARSE(false, "-t", "250ms") == 0 && got.seconds == 250000000);
 	cr_assert(PARSE(false, "-t", "5m") == 0 && got.seconds == 300ull * 1000000000);
+	cr_assert(PARSE(false, "-t", "12h") == 0 && got.seconds == 43200ull * 1000000000);
+	cr_assert(PARSE(false, "-t", "7d") == 0 && got.seconds == 604800ull * 1000000000);
 	cr_assert_eq(PARSE(false, "-t", "0"), -EINVAL);
 	cr_assert_eq(PARSE(false, "-t", "-3"), -EINVAL);
 	cr_assert_eq(PARSE(false, "-t", "nan"), -EINVAL);

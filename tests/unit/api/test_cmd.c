@@ -43,6 +43,21 @@ Test(cmd, sizes_for_people)
 	cr_assert_str_eq(cmd_bytes(UINT64_MAX, text), "16777216.0 TiB");
 }
 
+Test(cmd, ages_for_people)
+{
+	static const struct {
+		int64_t s;
+		const char *text;
+	} cases[] = { { -1, "unknown" },  { 0, "0 s" },         { 119, "119 s" },
+		      { 120, "2 min" },   { 7199, "119 min" },  { 7200, "2 h" },
+		      { 172799, "47 h" }, { 172800, "2 days" }, { 3000000, "34 days" } };
+	char text[32];
+
+	for (unsigned i = 0; i < ARRAY_LEN(cases); i++)
+		cr_assert_str_eq(cmd_age(cases[i].s, text), cases[i].text);
+	cr_assert_str_eq(cmd_age(INT64_MAX, text), "106751991167300 days");
+}
+
 Test(cmd, exit_codes)
 {
 	struct sandbox sb;

@@ -184,6 +184,35 @@ Test(template, remove_is_refused_while_in_use)
 	cr_assert_eq(template_remove("t", &err), -ENOENT);
 }
 
+Test(template, age_is_that_of_the_bake)
+{
+	const time_t now = 1000000000;
+	json_t *info = json_pack("{s:I}", "built", (json_int_t)(now - 3600));
+
+	cr_assert_eq(template_age_s(info, now), 3600);
+	cr_assert(template_is_old(info, now, 3600));
+	cr_assert_not(template_is_old(info, now, 3601));
+	cr_assert_eq(template_age_s(info, now - 3600), 0);
+	json_decref(info);
+}
+
+/* A clock that was wrong at the bake, or is now, must not keep a template for ever. */
+Test(template, age_that_is_not_known_is_old)
+{
+	const char *const infos[] = { "{}", "{\"built\": \"yesterday\"}", "{\"built\": 0}",
+		                      "{\"built\": -5}", "{\"built\": 1000000001}" };
+
+	cr_assert_eq(template_age_s(NULL, 1000000000), -1);
+	cr_assert(template_is_old(NULL, 1000000000, UINT64_MAX));
+	for (unsigned i = 0; i < ARRAY_LEN(infos); i++) {
+		json_t *info = json_loads(infos[i], 0, NULL);
+
+		cr_assert_eq(template_age_s(info, 1000000000), -1, "%s", infos[i]);
+		cr_assert(template_is_old(info, 1000000000, UINT64_MAX), "%s", infos[i]);
+		json_decref(info);
+	}
+}
+
 Test(template, hash_does_not_depend_on_holes)
 {
 	char sparse[PATHS_MAX], full[PATHS_MAX], a[33], b[33];
