@@ -276,10 +276,10 @@ size: $(B)/thawbox-vmm
 	$(Q)size $< | awk 'NR == 2 { n = $$1 + $$2; print "size: thawbox-vmm text+data", n, "bytes"; \
 		exit n >= 400 * 1024 }'
 
-## e2e           end-to-end tests through the programs (needs /dev/kvm and the template); K=expression
+## e2e           end-to-end tests through the programs (needs /dev/kvm and the template); K=expression, N=1000 clones that differ
 E2E ?= tests/e2e
 e2e: build
-	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rsx -p no:cacheprovider $(E2E) $(if $(K),-k '$(K)')
+	$(Q)THAWBOX_BIN=$(abspath $(B)) $(if $(N),THAWBOX_TEST_RUNS=$(N)) $(PYTHON) -m pytest -q $(if $(N),-rsxP,-rsx) -p no:cacheprovider $(E2E) $(if $(K),-k '$(K)')
 ## faults        faults injected below libc, full disks, limits, signals: every one is told, nothing is lost
 faults: build $(B)/shim.so
 	$(Q)THAWBOX_BIN=$(abspath $(B)) FAULT_SHIM=$(abspath $(B))/shim.so $(PYTHON) -m pytest -q -rsx -p no:cacheprovider \
@@ -357,8 +357,9 @@ install: build
 	install -D -m 755 $(B)/thawbox $(DEST)/bin/thawbox
 	install -D -m 755 $(B)/thawboxd $(DEST)/bin/thawboxd
 	install -D -m 755 $(B)/thawbox-vmm $(DEST)/libexec/thawbox/thawbox-vmm
-	for u in service socket; do mkdir -p $(DEST)/lib/systemd/system && \
-		sed 's|@PREFIX@|$(PREFIX)|' examples/systemd/thawboxd.$$u >$(DEST)/lib/systemd/system/thawboxd.$$u; done
+	for u in thawboxd.service thawboxd.socket thawbox-rotate.service thawbox-rotate.timer; do \
+		mkdir -p $(DEST)/lib/systemd/system && \
+		sed 's|@PREFIX@|$(PREFIX)|' examples/systemd/$$u >$(DEST)/lib/systemd/system/$$u; done
 	for d in guest/init guest/python guest/rootfs guest/templates/code-interpreter; do \
 		for f in $$(git ls-files $$d); do \
 			install -D -m $$([ -x $$f ] && echo 755 || echo 644) $$f $(DEST)/share/thawbox/$$f; \
@@ -369,7 +370,8 @@ install: build
 	for m in $(wildcard docs/*.1); do install -D -m 644 $$m $(DEST)/share/man/man1/$${m##*/}; done
 
 uninstall:
-	rm -f $(DEST)/bin/thawbox $(DEST)/bin/thawboxd $(DEST)/lib/systemd/system/thawboxd.* $(DEST)/share/man/man1/thawbox*.1
+	rm -f $(DEST)/bin/thawbox $(DEST)/bin/thawboxd $(DEST)/lib/systemd/system/thawboxd.* \
+		$(DEST)/lib/systemd/system/thawbox-rotate.* $(DEST)/share/man/man1/thawbox*.1
 	rm -rf $(DEST)/libexec/thawbox $(DEST)/share/thawbox
 
 ## clean         removes build/ (out/, with kernel and root image, stays: make clean-all)

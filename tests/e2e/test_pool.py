@@ -65,7 +65,8 @@ def identities(zygote: Zygote, template, n: int, **members) -> list[list[str]]:
     """What IDENTITY prints in each of n standbys of one zygote, which all wait before the first is taken."""
     with ExitStack() as stack:
         waiting = [stack.enter_context(zygote.standby()) for _ in range(n)]
-        rows = [m.thaw(template, IDENTITY, **members).answer().stdout.decode().split() for m in waiting]
+        rows = [m.thaw(template, IDENTITY, id=f"id-{i}", hostname=f"host-{i}", **members).answer().stdout.decode().split()
+                for i, m in enumerate(waiting)]
     assert all(len(row) == len(NAMES) for row in rows)
     return rows
 
