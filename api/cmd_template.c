@@ -25,7 +25,7 @@ static const char build_help[] =
 	"1024`\n"
 	"  thawbox template build ./my-template/ --verbose         your own, see docs/guest.md\n"
 	"  thawbox template build code-interpreter --rotate        from a timer: again once a "
-        "week\n"
+	"week\n"
 	"\n"
 	"Exit: 0, 2 usage, 3 it could not be baked, 130 interrupted.\n";
 
