@@ -4,6 +4,7 @@ import re
 import socket
 import struct
 import time
+from contextlib import ExitStack
 
 
 from vmm import frame, request
@@ -93,6 +94,48 @@ def test_row_18_open_connections_are_reset(vmm, template, tmp_path):
         cell = stream.run("try: print(s.recv(1))\nexcept OSError as e: print('OSError')")
         assert cell.stdout in (b"b''\n", b"OSError\n"), cell
         assert m.connect(AGENT).ask(op="ping").result["status"] == "ok"
+
+
+def ask_by_path(path, port: int) -> bytes:
+    """The first bytes that a program on that port of the guest says, by the convention of the Unix socket."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(60)
+        s.connect(str(path))
+        s.sendall(f"CONNECT {port}\n".encode())
+        said = b""
+        while said.count(b"\n") < 2 and (more := s.recv(4096)):
+            said += more
+    return said
+
+
+def test_row_7_clones_at_once_of_one_that_listens(vmm, template, tmp_path):
+    """Frozen with a socket path, a program that listens and a connection that is open: clones of it that live at one moment
+    have a path each, and each answers for itself. The one of the path that was frozen is free."""
+    code = ("import socket, threading\n"
+            "listener = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM); listener.bind((0xffffffff, 5000)); listener.listen()\n"
+            "def serve():\n"
+            "    while True:\n"
+            "        s, _ = listener.accept(); s.sendall(f'{who}\\n'.encode())\n"
+            "threading.Thread(target=serve, daemon=True).start(); who = 'original'")
+    path = tmp_path / "vsock"
+    with vmm() as m:
+        stream = m.thaw(template, "1", vsock=str(path))
+        assert stream.answer().text == "1"
+        assert stream.run(code).result["status"] == "ok"
+        assert ask_by_path(path, 5000).endswith(b"original\n")
+        m.snapshot(tmp_path / "frozen")
+    with ExitStack() as stack:
+        clones = [stack.enter_context(vmm()) for _ in range(4)]
+        paths = [path, *(tmp_path / f"vsock-{n}" for n in range(1, 4))]
+        for n, m in enumerate(clones):
+            m.thaw(tmp_path / "frozen", None, vsock=str(paths[n]), id=f"clone-{n}", hostname=f"clone-{n}")
+        streams = [m.connect(m.thawed["port"]) for m in clones]
+        for n, stream in enumerate(streams):
+            assert stream.run(f"who = 'clone-{n}'").result["status"] == "ok"
+        for _ in range(2):
+            for n in range(4):
+                assert ask_by_path(paths[n], 5000).endswith(f"clone-{n}\n".encode())
+    assert not [p for p in paths if p.exists()]
 
 
 def test_row_6_connection_storm_right_after_a_thaw(vmm, template, tmp_path):
