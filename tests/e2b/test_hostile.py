@@ -5,6 +5,7 @@ It is a user's code in a real guest, so it finds that socket among its own descr
 reports an error, ends that sandbox and goes on; what it holds is bounded, and another sandbox is served meanwhile. (A hostile agent and a
 monitor that was taken over: tests/unit/api/daemon/test_machine.c.)
 """
+import http.client
 import json
 import re
 import threading
@@ -62,7 +63,10 @@ def execute(daemon, box, context: str, code: str) -> tuple[int, list[dict]]:
     headers = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49999", "X-Access-Token": box._envd_access_token}
     try:
         with urllib.request.urlopen(urllib.request.Request(daemon.url + "/execute", body, headers), timeout=GUARD_S) as answer:
-            return answer.status, [json.loads(line) for line in answer.read().splitlines()]
+            try:
+                return answer.status, [json.loads(line) for line in answer.read().splitlines()]
+            except http.client.IncompleteRead:
+                return answer.status, [{"type": "cut off"}]  # the sandbox has ended meanwhile
     except urllib.error.HTTPError as error:
         return error.code, [json.loads(error.read() or b"{}")]
 
