@@ -159,18 +159,29 @@ static void request_free(struct request *req)
 	free(req);
 }
 
+/*
+ * MHD ends a connection in one run and lets go of its socket in a later one, which may be minutes away: with epoll it looks
+ * at none that is idle, unless it is the one that has been so for longest or has a time limit of its own.
+ */
+static void close_soon(struct http *http, struct MHD_Connection *conn)
+{
+	(void)MHD_set_connection_option(conn, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
+	run_soon(http);
+}
+
 static void on_completed(void *cls, struct MHD_Connection *conn, void **req_cls,
                          enum MHD_RequestTerminationCode how)
 {
 	struct http *http = cls;
 	struct request *req = *req_cls;
 
-	(void)conn;
 	if (!req)
 		return;
 	*req_cls = NULL;
-	if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK)
+	if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
 		req->is_cut = true;
+		close_soon(http, conn);
+	}
 	abandon(req);
 	if (req->has_begun)
 		http->handlers->done(req);

@@ -11,19 +11,21 @@
 #include <string.h>
 #include <unistd.h>
 
+static int to_fd = STDERR_FILENO;
 static bool is_json, is_quiet;
 
 static const char *const names[] = { "error", "warn", "info", "debug" };
 
-void journal_open(bool json, bool quiet)
+void journal_open(int fd, bool json, bool quiet)
 {
+	to_fd = fd;
 	is_json = json;
 	is_quiet = quiet;
 }
 
 static void write_line(const char *line, size_t len)
 {
-	ssize_t n = write(2, line, len);
+	ssize_t n = write(to_fd, line, len);
 
 	(void)n; /* there is nobody to tell */
 }

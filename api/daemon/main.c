@@ -306,7 +306,7 @@ static int run(struct server *server, struct err *err)
 	int rc;
 
 	raise_limits();
-	journal_open(opts->log_json, opts->quiet);
+	journal_open(STDERR_FILENO, opts->log_json, opts->quiet);
 	list_init(&daemon->boxes);
 	daemon->start_us = clock_us();
 	server->listening.fd = -1;

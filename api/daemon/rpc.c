@@ -105,11 +105,12 @@ bool rpc_is_stream(struct request *req)
 int rpc_take_envelope(struct bytes *in, const void **data, size_t *len)
 {
 	for (;;) {
-		const uint8_t *p = in->p + in->pos;
 		size_t held = in->len - in->pos, n;
+		const uint8_t *p;
 
 		if (held < ENVELOPE_HEAD)
 			return 0;
+		p = in->p + in->pos; /* not before: there may be no buffer yet */
 		n = (size_t)p[1] << 24 | (size_t)p[2] << 16 | (size_t)p[3] << 8 | p[4];
 		if (p[0] & ENVELOPE_PACKED || n > RPC_MESSAGE_MAX)
 			return -EPROTO;

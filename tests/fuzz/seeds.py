@@ -4,6 +4,7 @@
 import json
 import re
 import struct
+import zlib
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -268,5 +269,94 @@ def answers() -> None:
     put("answer", "huge-chunk", b"\x0c" + ok + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\nx")
 
 
-for make in (state, virtq, frames, blk, vsock, accesses, snapshot, memory, lines_and_streams, answers):
+def http() -> None:
+    """fuzz_http.c's operations. Routes are named by their place in the daemon's tables, as the sources list them."""
+    daemon = CORPUS.parents[2] / "api" / "daemon"
+    tables = [re.findall(r'^\t\{ "(\w+)", "(/[^"]*)"', (daemon / name).read_text(), re.M)
+              for name in ("control.c", "filesystem.c", "interpreter.c")]
+    types = ["json", "connect", "multipart", "raw", "charset", "text", "edgeless"]
+
+    def ask(method: str, path: str, body: bytes = b"", *, kind: str = "json", query: bytes = b"", headers: bytes = b"",
+            words: bytes = b"default", other: bool = False, chunked: bool = False, client: int = 0) -> bytes:
+        table, row = next((t, rows.index((method, path))) for t, rows in enumerate(tables) if (method, path) in rows)
+        flags = types.index(kind) << 2 | chunked << 1 | other
+        return (bytes([0, client, 0, table, row, flags, len(words)]) + words + bytes([len(query)]) + query +
+                bytes([len(headers)]) + headers + struct.pack("<H", len(body)) + body)
+
+    def raw(data: bytes, client: int = 0) -> bytes:
+        return bytes([0, client, 0xa0]) + struct.pack("<H", len(data)) + data
+
+    def say(kind: int, payload: bytes, stream: int = 0, guest: int = 0) -> bytes:
+        """A frame: 0 RESULT, 1 STDOUT, 2 STDERR, 3 EVENT, 4 DISPLAY, 5 DATA, 6 END."""
+        return bytes([1, guest, stream, kind]) + struct.pack("<H", len(payload)) + payload
+
+    def envelope(data: bytes, flags: int = 0) -> bytes:
+        return struct.pack(">BI", flags, len(data)) + data
+
+    leave, look, half = bytes([0, 0, 0xe0]), bytes([0, 0, 0xf0]), bytes([0, 0, 0xd0])
+    ok = json.dumps({"status": "ok", "path": "/home/user/a", "exit": 0, "port": 2001, "size": 5, "mode": 420, "mtime_ns": 1,
+                     "entry": {"name": "a", "path": "/a", "type": "file", "size": 1, "mode": 420, "mtime_ns": 1}}).encode()
+    no = json.dumps({"status": "error", "error": {"name": "FileNotFoundError", "value": "no such file"}}).encode()
+    cell = json.dumps({"status": "ok", "execution_count": 1, "error": None}).encode()
+    picture = json.dumps({"kind": "result", "data": {"text/plain": "'2'", "image/png": "aGk="}, "metadata": {}}).encode()
+
+    put("http", "raw", b"\0" + raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") + look +
+        raw(b"GET /v2/sandboxes?limit=2&state=running%2Cpaused HTTP/1.0\r\nX-API-KEY: k\r\n\r\n", 1) +
+        raw(b"GET / HTTP/1.1\r\nHost: 49983-inone.example.com\r\n\r\n", 2) + raw(b"\x16\x03\x01\0\xff nonsense\r\n\r\n", 3))
+    put("http", "create", b"\1" + ask("POST", "/sandboxes", json.dumps({
+        "templateID": "base", "timeout": 60, "metadata": {"a": "b"}, "envVars": {"C": "d"}, "secure": True,
+        "network": {"allowPublicTraffic": False}}).encode(), chunked=True) + look +
+        ask("POST", "/v2/sandboxes", b'{"templateID":"t:latest"}') + look)
+    put("http", "list", b"\0" + ask("GET", "/v2/sandboxes", query=b"metadata=k%252520k%3Dv%252526v&limit=1&order=asc&startedAfter="
+        b"2026-01-01T00:00:00.123456%2B01:00&template=base&nextToken=1_i") + look)
+    put("http", "one", b"\0" + ask("GET", "/sandboxes/{}") + ask("POST", "/sandboxes/{}/connect", b'{"timeout":5}') +
+        ask("GET", "/sandboxes/{}/metrics", query=b"start=1&end=99999999999") + ask("GET", "/sandboxes/{}/logs") +
+        ask("POST", "/sandboxes/{}/timeout", b'{"timeout":0}') + look + ask("DELETE", "/sandboxes/{}", words=b"a%00b", other=True))
+    put("http", "kill", b"\0" + ask("DELETE", "/sandboxes/{}") + look + ask("GET", "/health"))
+    put("http", "cell", b"\0" + ask("POST", "/execute", b'{"code":"1+1","language":"python","env_vars":{"A":"b"}}') +
+        say(1, b"out\xe2\x82") + say(1, b"\xac\n") + say(2, b"err") + say(4, picture) + say(0, cell) + say(1, b"out") +
+        say(0, cell) + say(0, cell) + look)
+    put("http", "cell-left", b"\2" + ask("POST", "/execute", b'{"code":"while True: pass"}') + say(1, b"x") + leave +
+        say(0, ok, 1) + say(0, cell))
+    put("http", "cell-nonsense", b"\0" + ask("POST", "/execute", b'{"code":"1"}') + say(0, b"[]"))
+    put("http", "contexts", b"\0" + ask("POST", "/contexts", b'{"cwd":"/tmp"}') + say(0, ok) + look + ask("GET", "/contexts") +
+        ask("POST", "/contexts/{}/restart") + say(0, ok) + ask("DELETE", "/contexts/{}"))
+    put("http", "files", b"\0" + ask("POST", "/filesystem.Filesystem/ListDir", b'{"path":"","depth":2}',
+        headers=b"Authorization: Basic cm9vdDo=\r\nConnect-Timeout-Ms: 1000\r\n") +
+        say(0, b'{"status":"ok","entries":[{"name":"l","path":"/l","type":"link","target":"x","mode":511,"mtime_ns":-1}]}') +
+        ask("POST", "/filesystem.Filesystem/MakeDir", b'{"path":"d"}') + say(0, no.replace(b"NotFound", b"Exists")) +
+        say(0, ok) + ask("POST", "/filesystem.Filesystem/Move", b'{"source":"a","destination":"b"}') + say(0, no) + look)
+    put("http", "download", b"\0" + ask("GET", "/files", query=b"path=a+b.txt&username=root") + say(5, b"content" * 9) +
+        say(6, b"") + say(0, ok) + look)
+    put("http", "signed", b"\0" + raw(b"GET /files?path=a&signature=v1_abc&signature_expiration=12 HTTP/1.1\r\nHost: x\r\n\r\n") + look)
+    part = b'--edge\r\nContent-Disposition: form-data; name="file"; filename="b/c %22q%22.txt"\r\n\r\n'
+    put("http", "multipart", b"\0" + ask("POST", "/files", part + b"hello\r\n" + part.replace(b"b/c", b"d") + b"\r\n--edge--\r\n",
+        kind="multipart") + say(0, ok) + say(0, ok, 1) + look)
+    put("http", "multipart-cut", b"\0" + ask("POST", "/files", part + b"hello", kind="multipart", query=b"path=x") + say(0, no) + look)
+    packed = zlib.compressobj(9, zlib.DEFLATED, 31)
+    put("http", "gzip", b"\0" + ask("POST", "/files", packed.compress(b"a" * 3000) + packed.flush(), kind="raw", query=b"path=a.txt",
+        headers=b"Content-Encoding: gzip\r\n", chunked=True) + say(0, ok) + look)
+    put("http", "process", b"\0" + ask("POST", "/process.Process/Start", envelope(
+        b'{"process":{"cmd":"/bin/cat","args":["-"],"envs":{"A":"b"},"cwd":"/"},"stdin":true,"tag":"t"}'), kind="connect",
+        headers=b"Keepalive-Ping-Interval: 50\r\n") + say(3, b'{"event":"started","pid":7}') + say(1, b"hi") +
+        ask("POST", "/process.Process/List", b"{}", client=1) +
+        ask("POST", "/process.Process/SendInput", b'{"process":{"pid":7},"input":{"stdin":"aGV5"}}', client=1) +
+        ask("POST", "/process.Process/StreamInput", envelope(b'{"start":{"process":{"tag":"t"}}}') +
+            envelope(b'{"data":{"input":{"stdin":"aGV5"}}}') + envelope(b'{"keepalive":{}}') + envelope(b"{}", 2),
+            kind="connect", client=1) +
+        ask("POST", "/process.Process/Connect", envelope(b'{"process":{"pid":7}}'), kind="connect", client=2) +
+        ask("POST", "/process.Process/CloseStdin", b'{"process":{"pid":7}}', client=1) +
+        ask("POST", "/process.Process/SendSignal", b'{"process":{"pid":7},"signal":"SIGNAL_SIGTERM"}', client=1) +
+        say(0, b'{"status":"ok","signal":9}') + look)
+    put("http", "terminal", b"\0" + ask("POST", "/process.Process/Start", envelope(
+        b'{"process":{"cmd":"/bin/bash"},"pty":{"size":{"rows":24,"cols":80}}}'), kind="connect") +
+        say(3, b'{"event":"started","pid":7}') + ask("POST", "/process.Process/Update", b'{"process":{"pid":7},"pty":{"size":{"rows":1}}}',
+        client=1) + leave + say(0, no))
+    put("http", "envelopes", b"\0" + ask("POST", "/process.Process/Start", envelope(b"{}", 1), kind="connect") + look +
+        ask("POST", "/process.Process/StreamInput", b"\0\xff\xff\xff\xff", kind="connect", client=1) + half)
+    put("http", "monitor-ends", b"\0" + ask("POST", "/execute", b'{"code":"1"}') + say(0xf8, b'{"event":"exit","reason":"guest-panic"}\n') + look)
+    put("http", "monitor-lies", b"\0" + ask("GET", "/files", query=b"path=x") + say(0xf8, b"no\n") + look)
+
+
+for make in (state, virtq, frames, blk, vsock, accesses, snapshot, memory, lines_and_streams, answers, http):
     make()

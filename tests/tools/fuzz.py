@@ -27,6 +27,9 @@ SOURCES = {
     "frames": ["api/frames.c"],
     "guestpages": ["vmm/guestpages.c"],
     "guestsym": ["vmm/guestsym.c"],
+    "http": [f"api/daemon/{name}.c" for name in (
+        "box", "context", "control", "files", "filesystem", "http", "interpreter", "kernel", "listing", "machine", "process",
+        "process_input", "route", "rpc", "server", "text", "upload")],
     "ioapic": ["devices/ioapic.c"],
     "mmio": ["devices/vmmio.c", "devices/vdev.c", "devices/doorbell.c", "vmm/vm.c"],
     "serial": ["devices/serial.c"],
