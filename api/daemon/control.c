@@ -89,6 +89,34 @@ static bool check_map(struct request *req, const json_t *body, const char *name)
 	return true;
 }
 
+/* NULL: every member that is known and there (null apart) is of its type. Else what must be. */
+static const char *wrong_type(const json_t *body)
+{
+	static const char *const flags[] = { "secure", "allow_internet_access", "autoPause" };
+	const json_t *network = json_object_get(body, "network"), *value;
+	const json_t *deny = json_object_get(network, "denyOut");
+	const json_t *traffic = json_object_get(network, "allowPublicTraffic");
+	size_t k;
+
+	for (size_t i = 0; i < ARRAY_LEN(flags); i++) {
+		value = json_object_get(body, flags[i]);
+		if (value && !json_is_null(value) && !json_is_boolean(value))
+			return "secure, allow_internet_access and autoPause must be true or false";
+	}
+	if (network && !json_is_null(network) && !json_is_object(network))
+		return "network must be an object";
+	if (traffic && !json_is_null(traffic) && !json_is_boolean(traffic))
+		return "network.allowPublicTraffic must be true or false";
+	if (deny && !json_is_null(deny) && !json_is_array(deny))
+		return "network.denyOut must be an array of strings";
+	json_array_foreach(deny, k, value)
+	{
+		if (!json_is_string(value))
+			return "network.denyOut must be an array of strings";
+	}
+	return NULL;
+}
+
 static bool is_set(const json_t *value)
 {
 	return json_is_true(value) || json_object_size(value) || json_array_size(value);
@@ -240,11 +268,12 @@ static void create(struct request *req)
 	json_t *body = request_json(req);
 	const char *id = text_member(body, "templateID");
 	struct stall *stall = id ? find_stall(daemon_of(req), id) : NULL;
+	const char *wrong = wrong_type(body);
 
 	if (!body)
 		return;
-	if (!id)
-		reply_error(req, 400, "templateID is missing");
+	if (!id || wrong)
+		reply_error(req, 400, "%s", id ? wrong : "templateID is missing");
 	else if (!stall)
 		reply_error(req, 404,
 		            "there is no template '%s' here: start thawboxd with --template %s "

@@ -4,6 +4,7 @@
 #include "api/daemon/text.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Where the part at `p` ends. */
@@ -66,6 +67,17 @@ const struct route *route_find(const struct route *table, const char *method, ch
 		return r;
 	}
 	return NULL;
+}
+
+void route_methods(const struct route *table, const char *path, char out[ROUTE_METHODS_MAX])
+{
+	size_t n = 0;
+
+	out[0] = '\0';
+	for (const struct route *r = table; r->path && n < ROUTE_METHODS_MAX; r++)
+		if (matches(r->path, path))
+			n += (size_t)snprintf(out + n, ROUTE_METHODS_MAX - n, "%s%s", n ? ", " : "",
+			                      r->method);
 }
 
 /* Ids are lower-case letters and digits; what very old clients put behind a "-" is not of it. */

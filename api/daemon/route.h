@@ -41,6 +41,10 @@ extern const struct route control_routes[], envd_routes[], interpreter_routes[];
 const struct route *route_find(const struct route *table, const char *method, char *path,
                                const char *param[ROUTE_PARAMS], bool *wrong_method);
 
+/* "GET, POST": what a path of a table answers to, for the header Allow. Pure. */
+#define ROUTE_METHODS_MAX 64
+void route_methods(const struct route *table, const char *path, char out[ROUTE_METHODS_MAX]);
+
 /* A sandbox and a port of it. */
 struct target {
 	char id[40];

@@ -113,9 +113,14 @@ static bool check_token(struct request *req)
 
 static void find_route(struct request *req, const struct route *table)
 {
+	char methods[ROUTE_METHODS_MAX];
 	bool wrong_method;
 
 	req->route = route_find(table, req->method, req->path, req->param, &wrong_method);
+	if (!req->route && wrong_method) {
+		route_methods(table, req->path, methods);
+		reply_header(req, "Allow", methods);
+	}
 	if (!req->route)
 		reply_error(req, wrong_method ? 405 : 404, "there is no %s %s here", req->method,
 		            req->path);

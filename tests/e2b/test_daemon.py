@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 
+import httpx
 import pytest
 from conftest import BIN, GUARD_S, KEY, Daemon
 from e2b import AuthenticationException, RateLimitException
@@ -94,6 +95,20 @@ def test_errors(daemon, method, path, body, status):
     got, text = daemon.request(method, path, body)
     assert got == status, text
     assert json.loads(text)["code"] == status and json.loads(text)["message"]
+
+
+def test_allowed_methods(daemon):
+    answer = httpx.put(daemon.url + "/sandboxes", headers={"X-API-KEY": KEY})
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST, GET"
+
+
+@pytest.mark.parametrize("body", [
+    {"secure": "no"}, {"autoPause": 1}, {"network": []}, {"network": {"denyOut": "all"}}, {"network": {"denyOut": [1]}},
+    {"network": {"allowPublicTraffic": 0}}, {"allow_internet_access": []}, {"timeout": 1.5}])
+def test_types(daemon, body):
+    """What is of another type is not taken for a default."""
+    status, text = daemon.request("POST", "/sandboxes", {"templateID": "base", **body})
+    assert status == 400 and "must be" in json.loads(text)["message"]
 
 
 def test_sandbox_that_is_gone(daemon):

@@ -55,6 +55,18 @@ Test(route, refuses)
 	cr_expect(wrong);
 }
 
+Test(route, methods)
+{
+	char methods[ROUTE_METHODS_MAX];
+
+	route_methods(table, "/boxes/a", methods);
+	cr_expect_str_eq(methods, "GET, DELETE");
+	route_methods(table, "/boxes", methods);
+	cr_expect_str_eq(methods, "GET");
+	route_methods(table, "/lids", methods);
+	cr_expect_str_eq(methods, "");
+}
+
 Test(route, targets)
 {
 	struct target t;
