@@ -141,13 +141,16 @@ int cgroup_make(const char *spec, char **path, struct err *err)
 	if (dir_fd < 0)
 		return dir_fd;
 	sweep(dir_fd);
-	(void)snprintf(name, sizeof(name), NAME, getpid(), atomic_fetch_add(&last, 1));
+	do { /* a program that this process ran before has left groups of its numbers */
+		(void)snprintf(name, sizeof(name), NAME, getpid(), atomic_fetch_add(&last, 1));
+		rc = mkdirat(dir_fd, name, 0755) < 0 ? -errno : 0;
+	} while (rc == -EEXIST);
 	if (asprintf(path, "%s/%s", dir, name) < 0) {
 		*path = NULL;
 		return err_set(err, -ENOMEM, "cgroup: out of memory");
 	}
-	if (mkdirat(dir_fd, name, 0755) < 0) {
-		rc = err_set(err, -errno, "cgroup %s: %s", *path, strerror(errno));
+	if (rc) {
+		(void)err_set(err, rc, "cgroup %s: %s", *path, strerror(-rc));
 		(void)err_remedy(err,
 		                 "the directory must be yours: systemd does it with Delegate=yes");
 	} else {

@@ -3,6 +3,7 @@
 
 #include "api/daemon/context.h"
 #include "api/daemon/daemon.h"
+#include "api/daemon/handover.h"
 #include "api/daemon/journal.h"
 #include "api/daemon/process.h"
 #include "api/daemon/text.h"
@@ -198,6 +199,40 @@ void box_set_ttl(struct box *box, uint64_t seconds)
 
 /* --- its making ----------------------------------------------------------------------------------- */
 
+/* `metadata` and `env` are borrowed, or NULL. */
+static struct box *box_new(struct daemon *daemon, struct stall *stall, struct key *key,
+                           json_t *metadata, json_t *env)
+{
+	struct box *box = calloc(1, sizeof(*box));
+
+	if (!box)
+		return NULL;
+	box->daemon = daemon;
+	box->stall = stall;
+	box->key = key;
+	if (key)
+		key->live++;
+	box->metadata = metadata ? json_incref(metadata) : json_object();
+	box->env = env ? json_incref(env) : json_object();
+	box->ttl_op.done = on_expired;
+	list_init(&box->requests);
+	list_init(&box->processes);
+	list_init(&box->contexts);
+	list_init(&box->watches);
+	daemon->nr_boxes++;
+	return box;
+}
+
+/* It has a machine from now on. */
+static void join(struct box *box)
+{
+	box->machine.id = box->id;
+	box->machine.env = box->env;
+	box->machine.gone = on_machine_gone;
+	box->machine.thawed = on_thawed;
+	list_append(&box->daemon->boxes, &box->node);
+}
+
 static void claim(struct job *job)
 {
 	struct box *box = container_of(job, struct box, job);
@@ -222,11 +257,7 @@ static void on_claimed(struct job *job)
 	box->claimed_ns = clock_ns();
 	box->start_us = clock_us();
 	machine_start(&box->machine, &daemon->loop, &box->sb);
-	box->machine.id = box->id;
-	box->machine.env = box->env;
-	box->machine.gone = on_machine_gone;
-	box->machine.thawed = on_thawed;
-	list_append(&daemon->boxes, &box->node);
+	join(box);
 	box_set_ttl(box, (uint64_t)box->end_us); /* seconds, until now */
 	box_log(box, "created from template %s", box->stall->template.name);
 	box->made(box, &err);
@@ -234,32 +265,147 @@ static void on_claimed(struct job *job)
 
 struct box *box_create(struct daemon *daemon, const struct box_spec *spec)
 {
-	struct box *box = calloc(1, sizeof(*box));
+	struct box *box = box_new(daemon, spec->stall, spec->key, spec->metadata, spec->env);
 
 	if (!box)
 		return NULL;
-	box->daemon = daemon;
-	box->stall = spec->stall;
-	box->key = spec->key;
-	if (box->key)
-		box->key->live++;
 	box->end_us = (int64_t)spec->ttl_s;
-	box->metadata = spec->metadata ? json_incref(spec->metadata) : json_object();
-	box->env = spec->env ? json_incref(spec->env) : json_object();
 	box->made = spec->made;
 	box->ctx = spec->ctx;
-	box->ttl_op.done = on_expired;
-	list_init(&box->requests);
-	list_init(&box->processes);
-	list_init(&box->contexts);
-	list_init(&box->watches);
 	make_id(box->id);
 	if (!spec->is_open)
 		make_token(box->token);
 	if (spec->is_private)
 		make_token(box->traffic_token);
-	daemon->nr_boxes++;
 	box->job = (struct job){ .work = claim, .done = on_claimed };
 	jobs_add(&daemon->jobs, &box->job);
 	return box;
+}
+
+/* --- from one daemon to the next ------------------------------------------------------------------- */
+
+bool box_rests(const struct box *box)
+{
+	return machine_rests(&box->machine) && context_all_rest(box);
+}
+
+static json_t *save_log(const struct box *box)
+{
+	unsigned first = box->nr_lines > BOX_LOG_LINES ? box->nr_lines - BOX_LOG_LINES : 0;
+	json_t *log = json_array();
+
+	for (unsigned i = first; i < box->nr_lines; i++) {
+		const struct box_line *line = &box->log[i % BOX_LOG_LINES];
+
+		json_array_append_new(log, json_pack("[I, s]", (json_int_t)line->us,
+		                                     line->text ? line->text : ""));
+	}
+	return log;
+}
+
+static void restore_log(struct box *box, const json_t *log)
+{
+	const json_t *line;
+	size_t i;
+
+	json_array_foreach(log, i, line)
+	{
+		const char *text = json_string_value(json_array_get(line, 1));
+
+		if (i >= BOX_LOG_LINES)
+			break;
+		box->log[box->nr_lines++] =
+			(struct box_line){ .us = json_integer_value(json_array_get(line, 0)),
+			                   .text = text ? strdup(text) : NULL };
+	}
+}
+
+json_t *box_save(const struct box *box, struct handover *h)
+{
+	return json_pack("{s:s, s:s, s:s, s:s*, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o}",
+	                 "id", box->id, "token", box->token, "traffic_token", box->traffic_token,
+	                 "key", box->key ? box->key->name : NULL, "template",
+	                 box->stall->template.name, "metadata", box->metadata, "env", box->env,
+	                 "start_us", (json_int_t)box->start_us, "end_us", (json_int_t)box->end_us,
+	                 "claimed_ns", (json_int_t)box->claimed_ns, "log", save_log(box), "machine",
+	                 machine_save(&box->machine, h), "contexts", context_save_all(box, h),
+	                 "processes", process_save_all(box, h));
+}
+
+static bool copy_member(const json_t *saved, const char *name, char *out, size_t size)
+{
+	const char *text = text_member(saved, name);
+
+	return text && (size_t)snprintf(out, size, "%s", text) < size;
+}
+
+static int restore_names(struct box *box, const json_t *saved)
+{
+	return copy_member(saved, "id", box->id, sizeof(box->id)) &&
+	                       copy_member(saved, "token", box->token, sizeof(box->token)) &&
+	                       copy_member(saved, "traffic_token", box->traffic_token,
+	                                   sizeof(box->traffic_token))
+	               ? 0
+	               : -EPROTO;
+}
+
+static struct key *find_key(struct daemon *daemon, const char *name)
+{
+	for (unsigned i = 0; name && i < daemon->keys.nr; i++)
+		if (!strcmp(daemon->keys.at[i]->name, name))
+			return daemon->keys.at[i];
+	return NULL;
+}
+
+static struct stall *find_stall(struct daemon *daemon, const char *name)
+{
+	for (unsigned i = 0; name && i < daemon->nr_stalls; i++)
+		if (!strcmp(daemon->stalls[i].template.name, name))
+			return &daemon->stalls[i];
+	return NULL;
+}
+
+/* The machine is there: a failure ends the box in the usual way. */
+static int restore_parts(struct box *box, const json_t *saved, struct handover *h)
+{
+	int64_t now = clock_us(), end;
+	int rc;
+
+	join(box);
+	restore_log(box, json_object_get(saved, "log"));
+	end = json_integer_value(json_object_get(saved, "end_us"));
+	box->end_us = end;
+	loop_timer(&box->daemon->loop, &box->ttl_op, end > now ? (uint64_t)(end - now) * 1000u : 1);
+	rc = context_restore_all(box, json_object_get(saved, "contexts"), h);
+	rc = rc ? rc : process_restore_all(box, json_object_get(saved, "processes"), h);
+	if (rc)
+		box_end(box, "the daemon before this one left it in a state that is not known");
+	return rc;
+}
+
+int box_restore(struct daemon *daemon, const json_t *saved, struct handover *h)
+{
+	struct stall *stall = find_stall(daemon, text_member(saved, "template"));
+	struct box *box;
+	int rc;
+
+	if (!stall) {
+		machine_discard(json_object_get(saved, "machine"), h);
+		return -ENOENT;
+	}
+	box = box_new(daemon, stall, find_key(daemon, text_member(saved, "key")),
+	              json_object_get(saved, "metadata"), json_object_get(saved, "env"));
+	if (!box)
+		return -ENOMEM;
+	box->start_us = json_integer_value(json_object_get(saved, "start_us"));
+	box->claimed_ns = (uint64_t)json_integer_value(json_object_get(saved, "claimed_ns"));
+	rc = restore_names(box, saved);
+	rc = rc ? rc
+	        : machine_restore(&box->machine, &daemon->loop, json_object_get(saved, "machine"),
+	                          h);
+	if (rc) {
+		box_free(box);
+		return rc;
+	}
+	return restore_parts(box, saved, h);
 }

@@ -17,6 +17,7 @@
 #define BOX_LOG_LINES 200u
 
 struct daemon;
+struct handover;
 struct key;
 struct request;
 
@@ -86,6 +87,13 @@ void box_set_ttl(struct box *box, uint64_t seconds);
 
 /* Ends it, for `why`; `box` must not be used afterwards. */
 void box_end(struct box *box, const char *why);
+
+/* Nothing is under way in it: box_save() may come, when no request is left that could begin something. */
+bool box_rests(const struct box *box);
+/* All that the next daemon must know of it, and its descriptors: a new reference. */
+json_t *box_save(const struct box *box, struct handover *h);
+/* Takes over one of the daemon before. -ENOENT: its template is not served any more; -EPROTO. On error it ends. */
+NODISCARD int box_restore(struct daemon *daemon, const json_t *saved, struct handover *h);
 
 /* A line of its log, which keeps the last BOX_LOG_LINES. */
 void box_log(struct box *box, const char *fmt, ...) PRINTF_LIKE(2, 3);

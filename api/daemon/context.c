@@ -415,3 +415,58 @@ void context_remove(struct context *ctx, void (*tell)(struct context *, const st
 	           json_pack("{s:s, s:s, s:b}", "op", "kill", "context", ctx->id, "close", 1),
 	           CHANGE_MS, on_removed);
 }
+
+/* --- from one daemon to the next ----------------------------------------------------------------------- */
+
+bool context_all_rest(const struct box *box)
+{
+	list_each((struct node *)(uintptr_t)&box->contexts, node)
+	{
+		const struct context *ctx = container_of(node, struct context, node);
+
+		if (ctx->is_held || ctx->running || ctx->kernel.is_busy ||
+		    !list_is_empty(&ctx->runs))
+			return false;
+	}
+	return true;
+}
+
+json_t *context_save_all(const struct box *box, struct handover *h)
+{
+	json_t *all = json_array();
+
+	list_each((struct node *)(uintptr_t)&box->contexts, node)
+	{
+		const struct context *ctx = container_of(node, struct context, node);
+
+		json_array_append_new(all, json_pack("{s:s, s:s*, s:b, s:b, s:i, s:o}", "id",
+		                                     ctx->id, "cwd", ctx->cwd, "default",
+		                                     ctx->is_default, "needs_setup",
+		                                     ctx->needs_setup, "count", (int)ctx->count,
+		                                     "kernel", kernel_save(&ctx->kernel, h)));
+	}
+	return all;
+}
+
+int context_restore_all(struct box *box, const json_t *saved, struct handover *h)
+{
+	const json_t *one;
+	int rc = 0;
+	size_t i;
+
+	json_array_foreach(saved, i, one)
+	{
+		const char *id = text_member(one, "id");
+		struct context *ctx =
+			id && !rc ? context_new(box, id, text_member(one, "cwd")) : NULL;
+
+		if (!ctx)
+			return rc ? rc : -EPROTO;
+		ctx->is_default = json_is_true(json_object_get(one, "default"));
+		ctx->needs_setup = json_is_true(json_object_get(one, "needs_setup"));
+		ctx->count = (unsigned)json_integer_value(json_object_get(one, "count"));
+		rc = kernel_restore(&ctx->kernel, json_object_get(one, "kernel"), h);
+		ctx->generation = ctx->kernel.generation;
+	}
+	return rc;
+}

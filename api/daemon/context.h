@@ -78,6 +78,13 @@ void context_cancel(struct run *run);
 /* Frees all of a box whose machine has been stopped. */
 void context_end_all(struct box *box);
 
+/* No cell runs or waits in any of a box, and none is being changed. */
+bool context_all_rest(const struct box *box);
+/* All of a box for the next daemon: a new reference. */
+json_t *context_save_all(const struct box *box, struct handover *h);
+/* -EPROTO; those that are there by then are the box's. */
+NODISCARD int context_restore_all(struct box *box, const json_t *saved, struct handover *h);
+
 /* The cell that gives an interpreter its environment and folder: the caller's text, or NULL. Pure. */
 char *context_setup_code(const json_t *env, const char *cwd);
 /* The same for one cell's environment, and what undoes it. */

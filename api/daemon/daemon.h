@@ -29,6 +29,7 @@ struct options {
 	/* limits */
 	uint64_t max_sandboxes, max_connections, max_ttl_ns, cell_timeout_ns, max_output;
 	uint64_t grace_ns; /* for what runs when it is to stop */
+	bool keep;         /* a stop leaves the sandboxes to the next daemon */
 	bool log_json, quiet;
 };
 
@@ -38,6 +39,12 @@ struct counters {
 	uint64_t requests, denied, cells, cells_timed_out, processes;
 	uint64_t bytes_in, bytes_out;
 	uint64_t thaw_bucket[16], thaws, thaw_sum_us;
+};
+
+enum leave {
+	LEAVE_NOT,
+	LEAVE_EXEC,  /* to the program that it executes next */
+	LEAVE_STORE, /* to systemd, for the next one */
 };
 
 struct daemon {
@@ -54,6 +61,8 @@ struct daemon {
 	struct counters counters;
 	int64_t start_us;
 	bool is_stopping;
+	enum leave leave; /* it ends, and its sandboxes do not */
+	bool is_late;     /* what it waited for has not come in time */
 	struct loop_op stop_timer;
 };
 

@@ -240,6 +240,8 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *conn, const c
 	(void)version;
 	if (!req || req->is_cut)
 		return MHD_NO;
+	if (!req->has_begun && req->http->is_quiet)
+		return MHD_NO;
 	if (!req->has_begun)
 		return request_begin(req, url, method) ? MHD_YES : MHD_NO;
 	if (*len) {
@@ -538,6 +540,19 @@ int http_open(struct http *http, struct loop *loop, const struct http_handlers *
 	}
 	loop_poll(loop, &http->ready_op, http->epoll_fd, POLLIN);
 	return 0;
+}
+
+void http_quiesce(struct http *http)
+{
+	http->is_quiet = true;
+	(void)MHD_quiesce_daemon(http->mhd);
+	list_each(&http->requests, node)
+	{
+		struct request *req = container_of(node, struct request, node);
+
+		if (!req->status || (req->is_stream && !req->has_ended))
+			request_abandon(req);
+	}
 }
 
 void http_close(struct http *http)

@@ -106,12 +106,19 @@ struct http {
 	struct node requests;
 	uint64_t last_number;
 	unsigned nr_requests;
+	bool is_quiet; /* no more requests */
 };
 
 NODISCARD int http_open(struct http *http, struct loop *loop, const struct http_handlers *handlers,
                         const struct http_spec *spec, struct err *err);
 /* Cuts what is under way. Idempotent after open. */
 void http_close(struct http *http);
+
+/*
+ * Takes no connection and no request any more, and cuts those that nobody has answered to the end. Whoever comes waits
+ * in the listening socket, which stays open also when this is closed.
+ */
+void http_quiesce(struct http *http);
 
 /* A header or a query member, or NULL; what holds a NUL is none. */
 const char *request_header(struct request *req, const char *name);

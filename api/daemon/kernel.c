@@ -400,3 +400,17 @@ void kernel_resume(struct kernel *k)
 	k->is_paused = false;
 	guest_resume(&k->stream);
 }
+
+json_t *kernel_save(const struct kernel *k, struct handover *h)
+{
+	return json_pack("{s:I, s:i, s:o}", "port", (json_int_t)k->port, "generation",
+	                 (int)k->generation, "stream", guest_save(&k->stream, h));
+}
+
+int kernel_restore(struct kernel *k, const json_t *saved, struct handover *h)
+{
+	k->port = (unsigned)json_integer_value(json_object_get(saved, "port"));
+	k->generation = (unsigned)json_integer_value(json_object_get(saved, "generation"));
+	return guest_restore(&k->stream, &k->box->machine, json_object_get(saved, "stream"),
+	                     &stream_ops, h);
+}

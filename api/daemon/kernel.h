@@ -75,6 +75,10 @@ void kernel_interrupt(struct kernel *k);
 /* Its output is not read until kernel_resume(). */
 void kernel_pause(struct kernel *k);
 void kernel_resume(struct kernel *k);
+/* For the next daemon, while no cell runs: a new reference. */
+json_t *kernel_save(const struct kernel *k, struct handover *h);
+/* Of one that was initialised. -EPROTO. */
+NODISCARD int kernel_restore(struct kernel *k, const json_t *saved, struct handover *h);
 /* The context has a new interpreter at `port`. */
 void kernel_moved(struct kernel *k, unsigned port);
 

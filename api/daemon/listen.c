@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/daemon/listen.h"
 
+#include "api/daemon/handover.h"
 #include "core/own.h"
 
 #include <arpa/inet.h>
@@ -75,17 +76,27 @@ static int describe(struct listening *l, bool tls, struct err *err)
 	return 0;
 }
 
-/* The protocol of sd_listen_fds(3). -1: none was handed over. */
+/* The protocol of sd_listen_fds_with_names(3), without what a daemon left in the store. -1: none was handed over. */
 static int handed_over(void)
 {
-	const char *pid = getenv("LISTEN_PID"), *nr = getenv("LISTEN_FDS");
+	const char *pid = getenv("LISTEN_PID"), *nr = getenv("LISTEN_FDS"),
+		   *name = getenv("LISTEN_FDNAMES");
+	int fd = -1, nr_fds = pid && nr && atol(pid) == getpid() ? atoi(nr) : 0;
 
-	if (!pid || !nr || atol(pid) != getpid() || atoi(nr) < 1)
-		return -1;
+	for (int i = 0; fd < 0 && i < nr_fds; i++) {
+		size_t len = name ? strcspn(name, ":") : 0;
+
+		if (!name || handover_parse_name(name, len) < 0)
+			fd = FIRST_FD + i;
+		else
+			name += len + (name[len] == ':');
+	}
 	(void)unsetenv("LISTEN_PID"); /* it is not for our children */
 	(void)unsetenv("LISTEN_FDS");
-	(void)fcntl(FIRST_FD, F_SETFD, FD_CLOEXEC);
-	return FIRST_FD;
+	(void)unsetenv("LISTEN_FDNAMES");
+	if (fd >= 0)
+		(void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+	return fd;
 }
 
 /* A socket that nobody serves any more is replaced, anything else is left alone. */
@@ -141,20 +152,35 @@ static int open_address(const char *address, struct err *err)
 	return rc ? rc : fd;
 }
 
-int listen_open(struct listening *l, const char *address, const char *path, bool tls,
-                struct err *err)
+static int take(struct listening *l, int fd, bool tls, struct err *err)
 {
 	int rc;
 
-	*l = (struct listening){ .fd = handed_over() };
-	if (l->fd < 0)
-		l->fd = path ? open_unix(path, err) : open_address(address, err);
-	if (l->fd < 0)
-		return l->fd;
+	*l = (struct listening){ .fd = fd };
 	rc = describe(l, tls, err);
 	if (rc) {
 		own_close_fd(&l->fd);
 		l->fd = -1;
 	}
 	return rc;
+}
+
+int listen_open(struct listening *l, const char *address, const char *path, bool tls,
+                struct err *err)
+{
+	int fd = handed_over();
+
+	if (fd < 0)
+		fd = path ? open_unix(path, err) : open_address(address, err);
+	if (fd < 0)
+		*l = (struct listening){ .fd = -1 };
+	return fd < 0 ? fd : take(l, fd, tls, err);
+}
+
+int listen_adopt(struct listening *l, int fd, bool tls, struct err *err)
+{
+	int again = handed_over();
+
+	own_close_fd(&again); /* the same socket once more */
+	return take(l, fd, tls, err);
 }

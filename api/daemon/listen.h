@@ -16,6 +16,8 @@ struct listening {
 /* `address` is HOST:PORT, [HOST]:PORT or PORT; `path`, where not NULL, a Unix socket instead. */
 NODISCARD int listen_open(struct listening *l, const char *address, const char *path, bool tls,
                           struct err *err);
+/* The one that the daemon before this one listened at: `fd` is ours from now on. */
+NODISCARD int listen_adopt(struct listening *l, int fd, bool tls, struct err *err);
 
 /* Parts of an address: `host` may be empty. False: it is none. Pure. */
 bool listen_parse(const char *address, char host[64], char port[8]);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/daemon/machine.h"
 
+#include "api/daemon/handover.h"
+#include "api/daemon/text.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -351,6 +354,115 @@ void guest_resume(struct guest_stream *s)
 		return;
 	s->is_paused = false;
 	loop_post(s->m->loop, &s->again_event);
+}
+
+/* --- from one daemon to the next ----------------------------------------------------------------- */
+
+bool machine_rests(const struct machine *m)
+{
+	return (m->state == MACHINE_WAITS || m->state == MACHINE_RUNS) && !m->nr_unopened &&
+	       !m->sb.nr_pending && !m->sb.lost.code && !m->sb.fail.code;
+}
+
+json_t *machine_save(const struct machine *m, struct handover *h)
+{
+	const struct sandbox *sb = &m->sb;
+
+	return json_pack("{s:b, s:i, s:o, s:o, s:o, s:s*, s:o*, s:O*, s:b, s:b, s:b, s:i, s:i}",
+	                 "runs", m->state == MACHINE_RUNS, "pid", (int)sb->pid, "pid_fd",
+	                 handover_fd(h, sb->pid_fd), "control_fd", handover_fd(h, sb->control_fd),
+	                 "log_fd", handover_fd(h, sb->log_fd), "cgroup", sb->cgroup, "lines",
+	                 handover_bytes(&sb->lines), "thawed", sb->thawed, "parked", sb->parked,
+	                 "ready", sb->ready, "first_done", sb->first_done, "port", (int)sb->port,
+	                 "agent_port", (int)sb->agent_port);
+}
+
+static bool is_true(const json_t *saved, const char *name)
+{
+	return json_is_true(json_object_get(saved, name));
+}
+
+/* Always something to close. */
+static int restore_sandbox(struct sandbox *sb, const json_t *saved, struct handover *h)
+{
+	const char *cgroup = text_member(saved, "cgroup");
+
+	sandbox_init(sb);
+	sb->pid_fd = handover_take_fd(h, json_object_get(saved, "pid_fd"));
+	if (sb->pid_fd >= 0) /* else the number may be another process's by now */
+		sb->pid = (pid_t)json_integer_value(json_object_get(saved, "pid"));
+	sb->control_fd = handover_take_fd(h, json_object_get(saved, "control_fd"));
+	sb->log_fd = handover_take_fd(h, json_object_get(saved, "log_fd"));
+	sb->cgroup = cgroup ? strdup(cgroup) : NULL;
+	sb->thawed = json_incref(json_object_get(saved, "thawed"));
+	sb->parked = is_true(saved, "parked");
+	sb->ready = is_true(saved, "ready");
+	sb->first_sent = sb->first_done = is_true(saved, "first_done");
+	sb->port = (unsigned)json_integer_value(json_object_get(saved, "port"));
+	sb->agent_port = (unsigned)json_integer_value(json_object_get(saved, "agent_port"));
+	if (sb->pid <= 0 || sb->control_fd < 0)
+		return -EPROTO;
+	return handover_take_bytes(json_object_get(saved, "lines"), &sb->lines);
+}
+
+int machine_restore(struct machine *m, struct loop *loop, const json_t *saved, struct handover *h)
+{
+	struct sandbox sb;
+	int rc = restore_sandbox(&sb, saved, h);
+
+	if (rc) {
+		sandbox_close(&sb);
+		return rc;
+	}
+	machine_start(m, loop, &sb);
+	m->state = is_true(saved, "runs") ? MACHINE_RUNS : MACHINE_WAITS;
+	return 0;
+}
+
+void machine_discard(const json_t *saved, struct handover *h)
+{
+	struct sandbox sb;
+
+	(void)restore_sandbox(&sb, saved, h);
+	sandbox_close(&sb);
+}
+
+json_t *guest_save(const struct guest_stream *s, struct handover *h)
+{
+	const struct frame_reader *in = &s->s.in;
+	const struct bytes none = { 0 };
+
+	if (!guest_is_open(s) || s->s.eof)
+		return json_null();
+	return json_pack("{s:o, s:i, s:o, s:o, s:o, s:i, s:I}", "fd", handover_fd(h, s->s.fd),
+	                 "port", (int)s->port, "in", handover_bytes(&in->in), "out",
+	                 handover_bytes(&s->s.out), "whole",
+	                 handover_bytes(in->part_type ? &in->whole : &none), "part_type",
+	                 (int)in->part_type, "part_len", (json_int_t)in->part_len);
+}
+
+int guest_restore(struct guest_stream *s, struct machine *m, const json_t *saved,
+                  const struct guest_ops *ops, struct handover *h)
+{
+	struct frame_reader *in = &s->s.in;
+	int rc;
+
+	if (!json_is_object(saved))
+		return 0;
+	prepare(s, m, (unsigned)json_integer_value(json_object_get(saved, "port")), ops);
+	s->s.fd = handover_take_fd(h, json_object_get(saved, "fd"));
+	in->whole_max = GUEST_JSON_MAX;
+	in->part_type = (uint8_t)json_integer_value(json_object_get(saved, "part_type"));
+	in->part_len = (size_t)json_integer_value(json_object_get(saved, "part_len"));
+	rc = s->s.fd < 0 ? -EPROTO : 0;
+	rc = rc ? rc : handover_take_bytes(json_object_get(saved, "in"), &in->in);
+	rc = rc ? rc : handover_take_bytes(json_object_get(saved, "out"), &s->s.out);
+	rc = rc ? rc : handover_take_bytes(json_object_get(saved, "whole"), &in->whole);
+	if (rc)
+		guest_close(s);
+	else
+		loop_post(m->loop, &s->again_event); /* looks at what is here, and waits for more */
+	return rc;
 }
 
 /* --- calls ---------------------------------------------------------------------------------------- */

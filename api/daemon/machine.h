@@ -68,10 +68,23 @@ struct guest_stream {
 	struct loop_event again_event; /* frames that are here already, or an end */
 };
 
+struct handover;
+
 /* Takes over a sandbox that was claimed from a pool. */
 void machine_start(struct machine *m, struct loop *loop, struct sandbox *sb);
 /* Closes all streams, each with `why`; the sandbox is then the caller's, in m->sb, to be destroyed. */
 void machine_stop(struct machine *m, const struct err *why);
+
+/* Nothing of it is on the way: it can be handed over (api/daemon/handover.h). */
+bool machine_rests(const struct machine *m);
+/* For the next daemon: a new reference. Its streams are saved by their owners; those that nobody saves end. */
+json_t *machine_save(const struct machine *m, struct handover *h);
+/* As machine_start(), of what the daemon before has saved. -EPROTO: it is no such thing. */
+NODISCARD int machine_restore(struct machine *m, struct loop *loop, const json_t *saved,
+                              struct handover *h);
+
+/* Ends one that nobody can take over. */
+void machine_discard(const json_t *saved, struct handover *h);
 
 /*
  * Opens a stream; never fails at once: `closed` comes. Not in a `closed` that came for
@@ -91,6 +104,12 @@ static inline bool guest_is_open(const struct guest_stream *s)
 {
 	return s->m;
 }
+
+/* One that is open, with what was read of it and not taken: a new reference; null: it is not. */
+json_t *guest_save(const struct guest_stream *s, struct handover *h);
+/* Opens it again; null leaves it closed. -EPROTO. */
+NODISCARD int guest_restore(struct guest_stream *s, struct machine *m, const json_t *saved,
+                            const struct guest_ops *ops, struct handover *h);
 
 /* Queue. What the memory or the stream does not take ends it (`closed` comes). */
 void guest_send(struct guest_stream *s, enum frame_type type, const void *data, size_t len);

@@ -4,6 +4,7 @@
 #include "api/daemon/daemon.h"
 #include "api/daemon/journal.h"
 #include "api/daemon/listen.h"
+#include "api/daemon/restart.h"
 #include "core/own.h"
 
 #include <errno.h>
@@ -30,6 +31,9 @@ struct server {
 	struct loop_op signal_op;
 	char keys_path[PATHS_MAX];
 	char domain[32];
+	char program[PATHS_MAX]; /* what to execute for a restart */
+	char **argv;
+	struct handover handover; /* of the daemon before, then for the next */
 };
 
 static const char about[] =
@@ -56,7 +60,10 @@ static const char more[] =
 	"SIGTERM and SIGINT stop it: at once, or when the sandboxes have ended, for at most "
 	"--grace; "
 	"a second\n"
-	"signal ends them. SIGHUP reads the keys again. GET /health, GET /metrics (Prometheus).\n"
+	"signal ends them. SIGUSR2 starts its program again, which may be another by now, and "
+	"takes "
+	"the\n"
+	"sandboxes over. SIGHUP reads the keys again. GET /health, GET /metrics (Prometheus).\n"
 	"When it is killed, its sandboxes end with it. docs/e2b.md tells what of E2B it offers.\n";
 
 /* --- stopping ------------------------------------------------------------------------------------------ */
@@ -75,9 +82,18 @@ static void on_grace_over(struct loop_op *op, int res)
 		end_boxes(container_of(op, struct daemon, stop_timer));
 }
 
+/* The loop ends, and serve() goes on from there. */
+static void leave(struct daemon *daemon, enum leave how)
+{
+	if (daemon->is_stopping || daemon->leave != LEAVE_NOT)
+		return;
+	daemon->leave = how;
+	loop_stop(&daemon->loop);
+}
+
 static void stop(struct daemon *daemon)
 {
-	bool is_second = daemon->is_stopping;
+	bool is_second = daemon->is_stopping || daemon->leave != LEAVE_NOT;
 
 	daemon->is_stopping = true;
 	journal_event(LOG_LVL_INFO, NULL, "stopping; %u sandboxes", daemon->nr_boxes);
@@ -135,6 +151,10 @@ static void on_signal(struct loop_op *op, int res)
 	while (read(server->signal_fd, &info, sizeof(info)) == sizeof(info)) {
 		if (info.ssi_signo == SIGHUP)
 			reload_keys(server);
+		else if (info.ssi_signo == SIGUSR2)
+			leave(&server->daemon, LEAVE_EXEC);
+		else if (server->daemon.opts.keep && server->daemon.leave == LEAVE_NOT)
+			leave(&server->daemon, LEAVE_STORE);
 		else
 			stop(&server->daemon);
 	}
@@ -151,6 +171,7 @@ static int take_signals(struct server *server, struct err *err)
 	sigaddset(&set, SIGINT);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGUSR2);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	sigaction(SIGPIPE, &ignore, NULL);
 	server->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -293,10 +314,46 @@ static int serve(struct server *server, struct err *err)
 	loop_poll(&daemon->loop, &server->signal_op, server->signal_fd, POLLIN);
 	journal_event(LOG_LVL_INFO, NULL, "thawboxd " THAWBOX_VERSION " serves %s at %s, %u keys",
 	              daemon->stalls[0].template.name, server->listening.where, daemon->keys.nr);
+	restart_adopt(daemon, &server->handover);
 	rc = loop_run(&daemon->loop);
+	if (!rc && daemon->leave != LEAVE_NOT)
+		rc = restart_settle(daemon);
+	if (!rc && daemon->is_stopping && daemon->nr_boxes) /* a stop came in between */
+		rc = loop_run(&daemon->loop);
 	(void)loop_reap(&daemon->loop, &server->signal_op);
 	(void)loop_reap(&daemon->loop, &daemon->stop_timer);
 	return rc ? err_set(err, rc, "the event loop failed: %s", strerror(-rc)) : 0;
+}
+
+/* What the daemon before this one has left, if it has. */
+static int open_listening(struct server *server, struct err *err)
+{
+	const struct options *opts = &server->daemon.opts;
+	struct err why = { 0 };
+	int fd;
+
+	if (handover_receive(&server->handover, &why) < 0)
+		journal_event(LOG_LVL_ERR, NULL, "%s: its sandboxes are lost", why.msg);
+	fd = restart_take_listening(&server->handover);
+	return fd >= 0 ? listen_adopt(&server->listening, fd, opts->tls_cert, err)
+	               : listen_open(&server->listening, opts->listen, opts->unix_path,
+	                             opts->tls_cert, err);
+}
+
+static bool is_leaving(const struct daemon *daemon)
+{
+	return daemon->leave != LEAVE_NOT && !daemon->is_stopping;
+}
+
+/* Everything but the sandboxes has been closed. Of LEAVE_EXEC it returns only on failure. */
+static int hand_over(struct server *server, struct err *err)
+{
+	int rc = server->daemon.leave == LEAVE_STORE
+	                 ? handover_store(&server->handover, err)
+	                 : handover_exec(&server->handover, server->program, server->argv, err);
+
+	handover_close(&server->handover);
+	return rc;
 }
 
 static int run(struct server *server, struct err *err)
@@ -312,9 +369,7 @@ static int run(struct server *server, struct err *err)
 	server->listening.fd = -1;
 	rc = take_signals(server, err);
 	rc = rc ? rc : open_keys(server, err);
-	rc = rc ? rc
-	        : listen_open(&server->listening, opts->listen, opts->unix_path, opts->tls_cert,
-	                      err);
+	rc = rc ? rc : open_listening(server, err);
 	rc = rc ? rc : check_exposure(server, err);
 	choose_domain(server);
 	rc = rc ? rc : open_stalls(daemon, err);
@@ -323,15 +378,19 @@ static int run(struct server *server, struct err *err)
 		rc = jobs_open(&daemon->jobs, &daemon->loop, NR_JOBS, err);
 		rc = rc ? rc : open_http(server, err);
 		rc = rc ? rc : serve(server, err);
+		if (!rc && is_leaving(daemon))
+			rc = restart_save(daemon, server->listening.fd, &server->handover, err);
 		http_close(&daemon->http);
 		jobs_close(&daemon->jobs);
 		loop_close(&daemon->loop);
 	}
 	close_stalls(daemon);
+	if (!rc && is_leaving(daemon))
+		rc = hand_over(server, err);
 	keys_free(&daemon->keys);
 	own_close_fd(&server->listening.fd);
 	own_close_fd(&server->signal_fd);
-	if (opts->unix_path && !rc)
+	if (opts->unix_path && !rc && !is_leaving(daemon))
 		(void)unlink(opts->unix_path);
 	return rc;
 }
@@ -377,6 +436,8 @@ int main(int argc, char **argv)
 		  "of clients (4096)" },
 		{ "grace", 'g', ARG_SECONDS, &o->grace_ns, "TIME",
 		  "how long a stop waits for sandboxes to end (not at all)" },
+		{ "keep", '\0', ARG_FLAG, &o->keep, NULL,
+		  "a stop leaves the sandboxes to the next start: systemd keeps them" },
 		{ "log-json", '\0', ARG_FLAG, &o->log_json, NULL, "log in JSON, a line each" },
 		{ "quiet", 'q', ARG_FLAG, &o->quiet, NULL, "only warnings and errors" },
 		{ "version", 'V', ARG_FLAG, &version, NULL, "its version" },
@@ -390,6 +451,11 @@ int main(int argc, char **argv)
 		rc = err_set(&err, -EINVAL, "it takes no operands");
 	if (!rc && (!o->pool_size || o->pool_size > 64))
 		rc = err_set(&err, -EINVAL, "--pool is 1 to 64");
+	if (!rc && o->keep && !handover_has_store()) {
+		rc = err_set(&err, -EINVAL,
+		             "--keep: NOTIFY_SOCKET is not set, so nobody would keep the "
+		             "sandboxes: start it by systemd, or use SIGUSR2");
+	}
 	if (rc) {
 		fprintf(stderr, "thawboxd: %s\nsee `thawboxd --help`\n", err.msg);
 		return EXIT_USAGE;
@@ -404,6 +470,9 @@ int main(int argc, char **argv)
 		puts("thawboxd " THAWBOX_VERSION);
 		return EXIT_OK;
 	}
+	server.argv = argv;
+	if (readlink("/proc/self/exe", server.program, sizeof(server.program) - 1) < 0)
+		server.program[0] = '\0'; /* the one that runs will do */
 	rc = run(&server, &err);
 	return rc ? cmd_fail(rc == -EINVAL ? EXIT_USAGE : EXIT_NOT_READY, &err) : EXIT_OK;
 }

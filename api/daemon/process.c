@@ -362,17 +362,14 @@ static unsigned count(const struct box *box)
 	return nr;
 }
 
-static struct process *process_new(struct box *box, const json_t *message)
+static struct process *process_new(struct box *box, json_t *config, const char *tag)
 {
-	const char *tag = text_member(message, "tag");
 	struct process *p = calloc(1, sizeof(*p));
 
 	if (!p)
 		return NULL;
 	p->box = box;
-	p->config = json_incref(json_object_get(message, "process"));
-	p->is_pty = json_is_object(json_object_get(message, "pty"));
-	p->has_stdin = p->is_pty || !json_is_false(json_object_get(message, "stdin"));
+	p->config = json_incref(config);
 	p->deadline_op.done = on_deadline;
 	(void)snprintf(p->tag, sizeof(p->tag), "%s", tag ? tag : "");
 	list_init(&p->watchers);
@@ -381,10 +378,20 @@ static struct process *process_new(struct box *box, const json_t *message)
 	return p;
 }
 
+/* `at_ns`: CLOCK_MONOTONIC; 0: never. */
+static void set_deadline(struct process *p, uint64_t at_ns)
+{
+	uint64_t now = clock_ns();
+
+	p->deadline_ns = at_ns;
+	if (at_ns)
+		loop_timer(loop_of(p), &p->deadline_op, at_ns > now ? at_ns - now : 1);
+}
+
 static void start(struct request *req, const json_t *message)
 {
 	uint64_t timeout_ms = rpc_timeout_ms(req);
-	struct process *p;
+	struct process *p = NULL;
 	char user[64];
 
 	if (!rpc_user(req, user))
@@ -395,15 +402,19 @@ static void start(struct request *req, const json_t *message)
 		             "process must have cmd, and args and envs of strings");
 		return;
 	}
-	p = count(req->box) < PROCESSES_MAX ? process_new(req->box, message) : NULL;
+	if (count(req->box) < PROCESSES_MAX)
+		p = process_new(req->box, json_object_get(message, "process"),
+		                text_member(message, "tag"));
 	if (!p) {
 		rpc_end_fail(req, RPC_RESOURCE_EXHAUSTED,
 		             "the sandbox runs %u commands, which is the limit", PROCESSES_MAX);
 		return;
 	}
 	daemon_of(req)->counters.processes++;
+	p->is_pty = json_is_object(json_object_get(message, "pty"));
+	p->has_stdin = p->is_pty || !json_is_false(json_object_get(message, "stdin"));
 	if (watch(p, req, 0) && timeout_ms)
-		loop_timer(loop_of(p), &p->deadline_op, timeout_ms * 1000000u);
+		set_deadline(p, clock_ns() + timeout_ms * 1000000u);
 	guest_open(&p->stream, &p->box->machine, GUEST_PORT_AGENT, &process_ops);
 	guest_send_json(&p->stream, exec_request(p, message, user));
 }
@@ -467,4 +478,54 @@ void process_list(struct request *req)
 		rpc_reply(req, json_pack("{s:O}", "processes", list));
 	json_decref(list);
 	json_decref(message);
+}
+
+/* --- from one daemon to the next ----------------------------------------------------------------------- */
+
+json_t *process_save_all(const struct box *box, struct handover *h)
+{
+	json_t *all = json_array();
+
+	list_each((struct node *)(uintptr_t)&box->processes, node)
+	{
+		const struct process *p = container_of(node, struct process, node);
+
+		json_array_append_new(all, json_pack("{s:I, s:O, s:s, s:b, s:b, s:b, s:I, s:o}",
+		                                     "pid", p->pid, "config", p->config, "tag",
+		                                     p->tag, "pty", p->is_pty, "stdin",
+		                                     p->has_stdin, "killed", p->is_killed,
+		                                     "deadline", (json_int_t)p->deadline_ns,
+		                                     "stream", guest_save(&p->stream, h)));
+	}
+	return all;
+}
+
+int process_restore_all(struct box *box, const json_t *saved, struct handover *h)
+{
+	const json_t *one;
+	int rc = 0;
+	size_t i;
+
+	json_array_foreach(saved, i, one)
+	{
+		const json_t *stream = json_object_get(one, "stream");
+		struct process *p;
+
+		if (!json_is_object(stream)) /* it had just ended */
+			continue;
+		p = process_new(box, json_object_get(one, "config"), text_member(one, "tag"));
+		if (!p)
+			return -ENOMEM;
+		p->pid = json_integer_value(json_object_get(one, "pid"));
+		p->is_pty = json_is_true(json_object_get(one, "pty"));
+		p->has_stdin = json_is_true(json_object_get(one, "stdin"));
+		p->is_killed = json_is_true(json_object_get(one, "killed"));
+		set_deadline(p, p->is_killed ? 0
+		                             : (uint64_t)json_integer_value(
+						       json_object_get(one, "deadline")));
+		rc = guest_restore(&p->stream, &box->machine, stream, &process_ops, h);
+		if (rc)
+			return rc;
+	}
+	return rc;
 }

@@ -29,6 +29,7 @@ struct process {
 	bool is_pty, has_stdin;
 	bool is_killed; /* its deadline has passed: its client was told that it is gone */
 	struct loop_op deadline_op;
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: none */
 	struct node watchers; /* who read its events */
 	struct node inputs;   /* who wait until it has taken what they gave it, or give it more */
 };
@@ -52,5 +53,10 @@ void process_update(struct request *req);
 
 /* Forgets all of a box whose machine has been stopped. */
 void process_end_all(struct box *box);
+
+/* All of a box for the next daemon, which nobody watches any more: a new reference. */
+json_t *process_save_all(const struct box *box, struct handover *h);
+/* -EPROTO; those that are there by then are the box's. */
+NODISCARD int process_restore_all(struct box *box, const json_t *saved, struct handover *h);
 
 #endif

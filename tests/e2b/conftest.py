@@ -35,16 +35,33 @@ def pytest_configure(config) -> None:
             pytest.exit(f"{path} is missing: these tests need it", returncode=1)
 
 
+# Becomes a program that a service manager has started with descriptors 3, 4 and so on, and no others.
+LAUNCHER = """
+import fcntl, os, sys
+fds = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 1000) for fd in sys.argv[1].split(",")]
+os.closerange(3, 1000)
+for n, fd in enumerate(fds):
+    os.dup2(fd, 3 + n)
+os.closerange(1000, 1000 + len(fds))
+os.environ.update(LISTEN_FDS=str(len(fds)), LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
 class Daemon:
     """A thawboxd with a home of its own for keys, and the templates of this machine."""
 
-    def __init__(self, tmp: Path, *args: str, wait: bool = True) -> None:
+    def __init__(self, tmp: Path, *args: str | Path, wait: bool = True, program: Path = BIN / "thawboxd",
+                 fds: tuple[int, ...] = (), env: dict[str, str] | None = None) -> None:
+        """`fds` become descriptors 3 and so on, as systemd hands them over; then `env` may have LISTEN_FDNAMES."""
         self.mark = f"THAWBOX_TEST_MARK={os.urandom(8).hex()}"
         name, value = self.mark.split("=")
         self.log = tmp / f"log-{value}"
+        command = [program, "--listen", "127.0.0.1:0", "--keys", tmp / "keys.json", *args]
+        if fds:
+            command = [sys.executable, "-c", LAUNCHER, ",".join(map(str, fds)), *command]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([BIN / "thawboxd", "--listen", "127.0.0.1:0", "--keys", tmp / "keys.json",
-                                             *args], stderr=log, env={**os.environ, name: value})
+            self.process = subprocess.Popen(command, stderr=log, env={**os.environ, **(env or {}), name: value}, pass_fds=fds)
         self.url = self._url() if wait else ""
 
     def text(self) -> str:
@@ -83,6 +100,13 @@ class Daemon:
         text = self.get("/metrics")[1].decode()
         return {sample.name + (json.dumps(sample.labels) if sample.labels else ""): sample.value
                 for family in text_string_to_metric_families(text) for sample in family.samples}[name]
+
+    def wait_text(self, text: str) -> None:
+        """Until it has said so."""
+        end = time.monotonic() + GUARD_S
+        while text not in self.text() and self.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        assert text in self.text(), self.text()[-4000:]
 
     def processes(self) -> list[tuple[int, str]]:
         return marked_processes(self.mark)

@@ -127,6 +127,7 @@ def test_host_names(daemon, sandbox):
 
 # ---- bounds ----
 
+@pytest.mark.slow
 def test_slow_client_makes_nothing_grow(daemon, sandbox):
     """A command that writes for ever, to a client that does not read: the guest has to wait."""
     body = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", "yes"]}, "stdin": False}).encode()
@@ -176,6 +177,7 @@ def test_deadline_of_a_cell(start):
     assert box.kill()
 
 
+@pytest.mark.slow
 def test_many_idle_streams(daemon, sandbox):
     """A thousand clients that wait cost no thread, and do not hold up one that works."""
     sandbox.run_code("x = 1")
@@ -260,9 +262,7 @@ def test_stop_waits(start):
     box = Sandbox.create()
     box.run_code("x = 1")
     daemon.process.send_signal(signal.SIGTERM)
-    end = time.monotonic() + GUARD_S
-    while "stopping" not in daemon.text() and time.monotonic() < end:
-        time.sleep(0.02)
+    daemon.wait_text("stopping")
     assert box.run_code("x").text == "1", "what is there goes on"
     with pytest.raises(ServiceBusyException, match="stopping"):
         Sandbox.create()
