@@ -14,7 +14,7 @@ PACKAGES_RUN = gcc make libc6-dev liburing-dev libfdt-dev libjansson-dev libedit
 	linux-source-6.12 flex bison bc libelf-dev libssl-dev xz-utils zstd lz4 bzip2 gzip gdb cpio \
 	mmdebstrap erofs-utils e2fsprogs python3-dev python3-matplotlib python3-numpy
 PACKAGES_CHECK = python3-venv clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev llvm-14 libcriterion-dev \
-	python3-pytest python3-ipython python3-pandas python3-scipy python3-pil python3-requests strace
+	python3-pytest python3-ipython python3-pandas python3-scipy python3-pil python3-requests strace openssl
 
 PYTHON = /usr/bin/python3
 CLANG = clang-14
