@@ -47,6 +47,7 @@ async def test_cells_of_a_context_wait_for_each_other(box):
     assert sorted(cell.execution_count for cell in cells) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 async def test_files_and_commands_beside_a_cell(box):
     cell = asyncio.create_task(box.run_code("import time\nfor _ in range(600):\n    time.sleep(0.1)\n'done'", timeout=0))
     await asyncio.sleep(0.5)
@@ -57,6 +58,7 @@ async def test_files_and_commands_beside_a_cell(box):
     assert (await box.run_code("1", timeout=100)).text == "1", "the one whose client left was interrupted"
 
 
+@pytest.mark.slow
 async def test_commands(box):
     with pytest.raises(CommandExitException):
         await box.commands.run("exit 4", timeout=0)
@@ -91,6 +93,7 @@ async def test_watch_ends_with_its_sandbox(daemon):
     assert isinstance(await asyncio.wait_for(ended, 120), TimeoutException)
 
 
+@pytest.mark.slow
 async def test_killed_in_the_middle(daemon):
     box = await AsyncSandbox.create()
     cell = asyncio.create_task(box.run_code("import time; time.sleep(600)", timeout=0))

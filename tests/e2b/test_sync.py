@@ -133,6 +133,7 @@ def test_environment_of_one_cell(sandbox):
     assert sandbox.run_code("print(os.environ.get('ONE'))").logs.stdout == ["None\n"]
 
 
+@pytest.mark.slow
 def test_contexts(sandbox):
     sandbox.run_code("x = 1")
     other = sandbox.create_code_context(cwd="/tmp")
@@ -151,6 +152,7 @@ def test_contexts(sandbox):
     assert sandbox.run_code("x").text == "1"
 
 
+@pytest.mark.slow
 def test_restart_of_the_default_context(sandbox):
     sandbox.run_code("x = 1")
     default = sandbox.list_code_contexts()[0]
@@ -158,6 +160,7 @@ def test_restart_of_the_default_context(sandbox):
     assert sandbox.run_code("x").error.name == "NameError"
 
 
+@pytest.mark.slow
 def test_interpreter_that_dies(sandbox):
     cell = sandbox.run_code("print('last words', flush=True)\nimport os; os._exit(3)")
     assert cell.error.name == "KernelDied" and "exited with code 3" in cell.error.value
@@ -205,6 +208,7 @@ def test_many_files(sandbox):
         assert bytes(sandbox.files.read(path, format="bytes")) == (data if isinstance(data, bytes) else data.encode())
 
 
+@pytest.mark.slow
 def test_large_file(sandbox):
     """Larger than every buffer on the way, both ways, plain and packed."""
     data = bytes(range(256)) * 4096 * 3
@@ -340,6 +344,7 @@ def test_end_of_input(sandbox):
     assert handle.wait().stdout == "abc"
 
 
+@pytest.mark.slow
 def test_deadline_of_a_command(sandbox):
     with pytest.raises(TimeoutException):
         sandbox.commands.run("sleep 1000", timeout=20)
@@ -350,6 +355,7 @@ def test_deadline_of_a_command(sandbox):
     assert "sleep" not in sandbox.commands.run("ps -eo comm", timeout=0).stdout
 
 
+@pytest.mark.slow
 def test_terminal(sandbox):
     from e2b import PtySize
 
