@@ -26,6 +26,26 @@ test('info, list, connect, timeout', async () => {
   const again = await Sandbox.connect(box.sandboxId)
   assert.equal((await again.runCode('import os; os.environ["A"]')).text, 'é')
   assert.equal((await box.getMetrics()).length, 1)
+  assert.equal((await again.connect({ timeoutMs: 1000 })).sandboxId, box.sandboxId)
+  assert.match(box.getHost(8000), new RegExp(`^8000-${box.sandboxId}\\.`))
+})
+
+test('by its id alone', async () => {
+  const other = await Sandbox.create('base', { timeoutMs: 60_000, metadata: { from: 'id' } })
+  const id = other.sandboxId
+  const pages = Sandbox.list({ limit: 1 })
+  const seen = []
+  while (pages.hasNext) seen.push(...(await pages.nextItems()))
+  assert.deepEqual(seen.map((item) => item.sandboxId).slice(0, 2), [id, box.sandboxId], 'newest first, page by page')
+  const before = await Sandbox.getInfo(id)
+  await Sandbox.setTimeout(id, 900_000)
+  assert.ok((await Sandbox.getInfo(id)).endAt - before.endAt > 500_000)
+  assert.equal((await Sandbox.getMetrics(id)).length, 1)
+  assert.equal(await Sandbox.kill(id), true)
+  assert.equal(await Sandbox.kill(id), false)
+  await assert.rejects(Sandbox.getInfo(id), NotFoundError)
+  await assert.rejects(Sandbox.setTimeout(id, 1000), NotFoundError)
+  await assert.rejects(Sandbox.connect(id), NotFoundError)
 })
 
 test('code', async () => {
@@ -49,11 +69,40 @@ test('charts and data', async () => {
   assert.deepEqual(results[1].data, { n: [1, null] })
 })
 
+test('everything that a cell says, as it says it', async () => {
+  const seen = []
+  const cell = await box.runCode(
+    `
+import sys
+print("out"); print("err", file=sys.stderr)
+from IPython.display import display, HTML
+display(HTML("<b>é</b>"))
+import matplotlib.pyplot as plt
+plt.plot([1, 2]); plt.show()
+raise ValueError("late")`,
+    {
+      onStdout: (m) => seen.push(['stdout', m.line]),
+      onStderr: (m) => seen.push(['stderr', m.line]),
+      onResult: (r) => seen.push(['result', r.formats()]),
+      onError: (e) => seen.push(['error', e.name]),
+      ...patient,
+    }
+  )
+  assert.deepEqual(seen.map(([kind]) => kind), ['stdout', 'stderr', 'result', 'result', 'error'])
+  assert.equal(cell.results[0].html, '<b>é</b>')
+  assert.equal(Buffer.from(cell.results[1].png, 'base64').subarray(1, 4).toString(), 'PNG')
+  assert.equal(cell.error.value, 'late')
+  assert.ok(cell.error.traceback.includes('ValueError'))
+})
+
 test('contexts', async () => {
   const context = await box.createCodeContext({ cwd: '/tmp' })
-  assert.equal((await box.runCode('import os; os.getcwd()', { context, ...patient })).text, '/tmp')
+  assert.equal((await box.runCode('import os; y = 1; os.getcwd()', { context, ...patient })).text, '/tmp')
   assert.equal((await box.listCodeContexts()).at(-1).id, context.id)
-  await box.removeCodeContext(context)
+  await box.restartCodeContext(context)
+  assert.equal((await box.runCode('y', { context, ...patient })).error.name, 'NameError')
+  await box.removeCodeContext(context.id)
+  await assert.rejects(box.runCode('1', { context }), /not found/)
 })
 
 test('a client that leaves interrupts', async () => {
