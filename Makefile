@@ -80,7 +80,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 	tests/fuzz/*.[ch] tests/faults/*.c tests/tools/*.[ch] tests/hostile/payload/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	fuzz-programs fuzz-replay hostile unit unit-asan e2e isolation faults e2b e2b-sdks test-guest test-bench layers headers \
+	fuzz-programs fuzz-replay hostile unit unit-asan e2e isolation faults e2b e2b-sdks sdk sdk-lint test-guest test-bench layers headers \
 	mirror format format-check lint analyze size tsan check-hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
@@ -313,6 +313,19 @@ e2b-sdks: $(E2B_PY)/ready $(if $(shell command -v npm),$(E2B_JS)/ready)
 e2b: build e2b-sdks
 	$(Q)THAWBOX_BIN=$(abspath $(B)) E2B_JS=$(abspath $(E2B_JS)) $(E2B_PY)/bin/python -m pytest -q -rsx \
 		-p no:cacheprovider tests/e2b $(if $(K),-k '$(K)') $(if $(M),-m '$(M)')
+
+# What the Python package is tested with, kept as E2B's SDKs are.
+SDK_PY = $(OUT)/sdk/python-$(shell sha256sum tests/sdk/requirements.txt | cut -c1-12)
+$(SDK_PY)/ready: tests/sdk/requirements.txt
+	$(call say,PIP,$(SDK_PY))
+	$(Q)$(PYTHON) -m venv $(SDK_PY) && $(SDK_PY)/bin/pip install -q --disable-pip-version-check -r $< && touch $@
+
+## sdk           the Python package: mypy, ruff, then against a real thawboxd (needs /dev/kvm and the template); K=expression
+sdk: build $(SDK_PY)/ready sdk-lint
+	$(Q)THAWBOX_BIN=$(abspath $(B)) $(SDK_PY)/bin/python -m pytest -q -rsx -p no:cacheprovider tests/sdk $(if $(K),-k '$(K)')
+sdk-lint: $(SDK_PY)/ready
+	$(Q)cd sdk/python && $(abspath $(SDK_PY))/bin/mypy --cache-dir $(abspath $(BUILD))/mypy
+	$(Q)$(SDK_PY)/bin/ruff check --no-cache --config sdk/python/pyproject.toml sdk/python/src tests/sdk bench/sdk.py
 
 ## test-bench    tests of the benchmarks' programs: statistics, options, small real runs
 test-bench: build

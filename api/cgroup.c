@@ -163,6 +163,17 @@ int cgroup_make(const char *spec, char **path, struct err *err)
 	return rc;
 }
 
+int cgroup_limit(const char *path, const char *limit, struct err *err)
+{
+	own_fd int group_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	own_fd int dir_fd =
+		group_fd < 0 ? -1 : openat(group_fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (dir_fd < 0)
+		return err_set(err, -errno, "cgroup %s: %s", path, strerror(errno));
+	return set_limit(dir_fd, group_fd, limit, strlen(limit), err);
+}
+
 void cgroup_remove(char *path)
 {
 	if (path)

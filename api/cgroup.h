@@ -17,6 +17,9 @@
  */
 NODISCARD int cgroup_make(const char *spec, char **path, struct err *err);
 
+/* Sets one more limit ("FILE=VALUE") of a group that cgroup_make() has made. */
+NODISCARD int cgroup_limit(const char *path, const char *limit, struct err *err);
+
 /* Removes the group, whose processes have been reaped, and frees `path`. NULL is allowed. */
 void cgroup_remove(char *path);
 

@@ -21,6 +21,7 @@ static const struct cmd *const cmds[] = {
 	&cmd_template_verify,
 	&cmd_template_rm,
 	&cmd_up,
+	&cmd_mcp,
 	&cmd_key_create,
 	&cmd_key_list,
 	&cmd_key_remove,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/daemon/box.h"
 
+#include "api/cgroup.h"
 #include "api/daemon/context.h"
 #include "api/daemon/daemon.h"
 #include "api/daemon/handover.h"
@@ -233,11 +234,35 @@ static void join(struct box *box)
 	list_append(&box->daemon->boxes, &box->node);
 }
 
+#define CPU_PERIOD_US 100000 /* cgroup's own default */
+
+/* -EOPNOTSUPP: its monitor has no cgroup. */
+static int limit_cpu(struct box *box)
+{
+	char limit[64];
+
+	if (box->sb.cgroup) {
+		(void)snprintf(limit, sizeof(limit), "cpu.max=%d %d",
+		               (int)(box->cpu_share * CPU_PERIOD_US), CPU_PERIOD_US);
+		return cgroup_limit(box->sb.cgroup, limit, &box->err);
+	}
+	(void)err_set(&box->err, -EOPNOTSUPP,
+	              "a share of the processor needs a cgroup for each sandbox");
+	return err_remedy(&box->err, "start thawboxd with THAWBOX_CGROUP=DIR in its environment, a "
+	                             "directory of cgroup v2 that is delegated to it");
+}
+
 static void claim(struct job *job)
 {
 	struct box *box = container_of(job, struct box, job);
+	int rc = pool_claim(box->stall->pool, &box->sb, CLAIM_MS, &box->err);
 
-	if (pool_claim(box->stall->pool, &box->sb, CLAIM_MS, &box->err) && !box->err.code)
+	if (!rc && box->cpu_share > 0) {
+		rc = limit_cpu(box);
+		if (rc)
+			pool_destroy(box->stall->pool, &box->sb);
+	}
+	if (rc && !box->err.code)
 		box->err.code = -EIO; /* on_claimed() goes by it */
 }
 
@@ -258,6 +283,7 @@ static void on_claimed(struct job *job)
 	box->start_us = clock_us();
 	machine_start(&box->machine, &daemon->loop, &box->sb);
 	join(box);
+	meter_start(&box->meter, box->machine.sb.pid);
 	box_set_ttl(box, (uint64_t)box->end_us); /* seconds, until now */
 	box_log(box, "created from template %s", box->stall->template.name);
 	box->made(box, &err);
@@ -272,6 +298,8 @@ struct box *box_create(struct daemon *daemon, const struct box_spec *spec)
 	box->end_us = (int64_t)spec->ttl_s;
 	box->made = spec->made;
 	box->ctx = spec->ctx;
+	box->machine.limits = spec->limits;
+	box->cpu_share = spec->cpu_share;
 	make_id(box->id);
 	if (!spec->is_open)
 		make_token(box->token);
@@ -322,14 +350,15 @@ static void restore_log(struct box *box, const json_t *log)
 
 json_t *box_save(const struct box *box, struct handover *h)
 {
-	return json_pack("{s:s, s:s, s:s, s:s*, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o}",
+	return json_pack("{s:s, s:s, s:s, s:s*, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
 	                 "id", box->id, "token", box->token, "traffic_token", box->traffic_token,
 	                 "key", box->key ? box->key->name : NULL, "template",
 	                 box->stall->template.name, "metadata", box->metadata, "env", box->env,
 	                 "start_us", (json_int_t)box->start_us, "end_us", (json_int_t)box->end_us,
 	                 "claimed_ns", (json_int_t)box->claimed_ns, "log", save_log(box), "machine",
 	                 machine_save(&box->machine, h), "contexts", context_save_all(box, h),
-	                 "processes", process_save_all(box, h));
+	                 "processes", process_save_all(box, h),
+	                 "meter", meter_save(&box->meter));
 }
 
 static bool copy_member(const json_t *saved, const char *name, char *out, size_t size)
@@ -399,6 +428,7 @@ int box_restore(struct daemon *daemon, const json_t *saved, struct handover *h)
 		return -ENOMEM;
 	box->start_us = json_integer_value(json_object_get(saved, "start_us"));
 	box->claimed_ns = (uint64_t)json_integer_value(json_object_get(saved, "claimed_ns"));
+	meter_restore(&box->meter, json_object_get(saved, "meter"));
 	rc = restore_names(box, saved);
 	rc = rc ? rc
 	        : machine_restore(&box->machine, &daemon->loop, json_object_get(saved, "machine"),

@@ -9,6 +9,7 @@
 
 #include "api/daemon/jobs.h"
 #include "api/daemon/machine.h"
+#include "api/daemon/meter.h"
 #include "api/template.h"
 
 #include <jansson.h>
@@ -53,6 +54,8 @@ struct box {
 	unsigned last_watch;          /* its number */
 	unsigned nr_ports;            /* connections of port.c */
 	uint64_t cpu_ns, cpu_seen_ns; /* of the last look at what it uses */
+	struct meter meter;
+	double cpu_share; /* of one processor; 0: all that there is */
 	struct box_line log[BOX_LOG_LINES];
 	unsigned nr_lines; /* ever */
 	struct job job;    /* its making, then its end */
@@ -70,6 +73,8 @@ struct box_spec {
 	bool is_private;  /* a traffic token */
 	json_t *metadata; /* borrowed objects of strings, or NULL */
 	json_t *env;
+	struct sandbox_limits limits;
+	double cpu_share; /* as in struct box */
 	void (*made)(
 		struct box *box,
 		const struct err *err); /* err->code 0: it is there; else `box` ends behind it */

@@ -161,6 +161,46 @@ static bool check_offered(struct request *req, const json_t *body)
 	return true;
 }
 
+/* The members of "limits": what a sandbox is held to. False: it is answered. */
+static bool take_limits(struct request *req, const json_t *body, struct box_spec *spec)
+{
+	const json_t *limits = json_object_get(body, "limits");
+	const struct {
+		const char *name;
+		uint64_t *to;
+	} rates[] = {
+		{ "diskBytesPerSecond", &spec->limits.disk_bytes },
+		{ "diskOpsPerSecond", &spec->limits.disk_ops },
+		{ "vsockBytesPerSecond", &spec->limits.vsock_bytes },
+	};
+	const char *name;
+	json_t *value;
+
+	json_object_foreach((json_t *)(uintptr_t)limits, name, value)
+	{
+		size_t i = 0;
+
+		while (i < ARRAY_LEN(rates) && strcmp(rates[i].name, name) != 0)
+			i++;
+		if (i < ARRAY_LEN(rates) && json_integer_value(value) > 0) {
+			*rates[i].to = (uint64_t)json_integer_value(value);
+		} else if (!strcmp(name, "cpu") && json_number_value(value) >= 0.01 &&
+		           json_number_value(value) <= 1024) {
+			spec->cpu_share = json_number_value(value);
+		} else {
+			reply_error(req, 400,
+			            "limits: %.40s must be cpu (processors, 0.01 or more), "
+			            "diskBytesPerSecond, diskOpsPerSecond or vsockBytesPerSecond "
+			            "(integers above 0)",
+			            name);
+			return false;
+		}
+	}
+	if (limits && !json_is_null(limits) && !json_is_object(limits))
+		reply_error(req, 400, "limits must be an object");
+	return !req->status;
+}
+
 /* How many there may be, of all and of this key. */
 static bool check_limits(struct request *req)
 {
@@ -213,7 +253,7 @@ static void on_made(struct box *box, const struct err *err)
 	if (err->code) {
 		journal_event(LOG_LVL_ERR, NULL, "create: %s", err->msg);
 		if (req)
-			reply_err(req, 503, err);
+			reply_err(req, err->code == -EOPNOTSUPP ? 501 : 503, err);
 		return;
 	}
 	if (!req) {
@@ -248,7 +288,7 @@ static void create_of(struct request *req, const json_t *body, struct stall *sta
 		reply_error(req, 400, "a sandbox without public traffic must be secure");
 		return;
 	}
-	if (!take_ttl(req, body, &spec.ttl_s))
+	if (!take_ttl(req, body, &spec.ttl_s) || !take_limits(req, body, &spec))
 		return;
 	if (!spec.ttl_s) {
 		reply_error(req, 400, "timeout must be above 0");

@@ -31,6 +31,7 @@ struct options {
 	uint64_t grace_ns; /* for what runs when it is to stop */
 	bool keep;         /* a stop leaves the sandboxes to the next daemon */
 	bool log_json, quiet;
+	bool exit_with_stdin; /* whoever started it holds the other end of a pipe */
 };
 
 /* Counters for /metrics; only ever up. */

@@ -139,6 +139,7 @@ struct execution {
 	struct request *req;
 	json_t *body;   /* holds the code */
 	unsigned count; /* that was told */
+	unsigned generation; /* of the context's interpreter, when the cell began */
 	bool has_said;  /* something since the last look */
 	struct loop_op keepalive_op;
 	struct bytes tail[2]; /* of stdout and stderr: the beginning of a line, or of a character */
@@ -200,7 +201,11 @@ static void on_keepalive(struct loop_op *op, int res)
 
 static void on_started(struct run *run, unsigned count)
 {
-	say_count(container_of(run, struct execution, run), count);
+	struct execution *x = container_of(run, struct execution, run);
+
+	x->generation = run->context->kernel.generation;
+	meter_look(&x->req->box->meter, x->req->box->machine.sb.pid);
+	say_count(x, count);
 }
 
 /* Says what is held of a stream; `all`: also a character that is not complete. */
@@ -285,9 +290,24 @@ static void say_cut(struct execution *x, const json_t *cut)
 	say_text(x, "stderr", text, strlen(text));
 }
 
+/* The last line, with members beyond E2B's: by what the cell ended, and whether the context's variables are gone. */
+static json_t *end_line(const json_t *result, enum cell_end end, bool restarted)
+{
+	static const char *const names[] = { [CELL_DONE] = "done",
+		                             [CELL_TIMEOUT] = "timeout",
+		                             [CELL_KERNEL_DIED] = "died" };
+	json_t *line = interpreter_end(result);
+
+	json_object_set_new(line, "ended", json_string(names[end]));
+	json_object_set_new(line, "context_restarted",
+	                    json_boolean(restarted || end == CELL_KERNEL_DIED));
+	return line;
+}
+
 static void on_done(struct run *run, enum cell_end end, const json_t *result)
 {
 	struct execution *x = container_of(run, struct execution, run);
+	bool restarted = run->context->kernel.generation != x->generation;
 	json_int_t count = json_integer_value(json_object_get(result, "execution_count"));
 	const json_t *error = json_object_get(result, "error");
 	struct request *req = x->req;
@@ -301,8 +321,9 @@ static void on_done(struct run *run, enum cell_end end, const json_t *result)
 		say_error(x, error);
 	if (end != CELL_DONE)
 		box_log(req->box, "a cell ended with %s", text_member(error, "name"));
-	say(x, interpreter_end(result));
+	say(x, end_line(result, end, restarted));
 	execution_free(x);
+	meter_look(&req->box->meter, req->box->machine.sb.pid);
 	reply_end(req);
 }
 
@@ -388,6 +409,34 @@ static bool is_set(const json_t *body, const char *name)
 	return json_is_true(json_object_get(body, name));
 }
 
+/* A number that the request may bring: `most` where it is missing or larger (0: no bound). False: it is no number above 0. */
+static bool take_bound(const json_t *body, const char *name, uint64_t most, uint64_t *out)
+{
+	const json_t *value = json_object_get(body, name);
+	json_int_t n = json_integer_value(value);
+
+	*out = most;
+	if (!value || json_is_null(value))
+		return true;
+	if (n <= 0 || n > UINT32_MAX)
+		return false;
+	if (!most || (uint64_t)n < most)
+		*out = (uint64_t)n;
+	return true;
+}
+
+/* The bounds of a cell: the daemon's options, and what the request asks for within them. */
+static bool take_bounds(const struct options *opts, const json_t *body, struct cell *cell)
+{
+	uint64_t timeout_ms;
+
+	if (!take_bound(body, "max_output", opts->max_output, &cell->max_output) ||
+	    !take_bound(body, "timeout_ms", opts->cell_timeout_ns / 1000000, &timeout_ms))
+		return false;
+	cell->timeout_ns = timeout_ms * 1000000;
+	return true;
+}
+
 static void start(struct request *req, json_t *body, struct context *ctx)
 {
 	bool wants_files = is_set(body, "files_changed");
@@ -406,9 +455,12 @@ static void start(struct request *req, json_t *body, struct context *ctx)
 	x->run.cell = (struct cell){ .code = json_string_value(code),
 		                     .code_len = json_string_length(code),
 		                     .files_changed = wants_files,
-		                     .usage = wants_files || is_set(body, "usage"),
-		                     .max_output = opts->max_output,
-		                     .timeout_ns = opts->cell_timeout_ns };
+		                     .usage = wants_files || is_set(body, "usage") };
+	if (!take_bounds(opts, body, &x->run.cell)) {
+		execution_free(x);
+		fail(req, 400, "timeout_ms and max_output must be integers above 0");
+		return;
+	}
 	x->keepalive_op.done = on_keepalive;
 	x->line_op.done = on_line_timer;
 	req->ctx = x;

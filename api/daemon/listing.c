@@ -235,26 +235,28 @@ void listing_handle(struct request *req)
 
 static json_t *sample(struct box *box, int64_t now_us)
 {
+	pid_t pid = box->machine.sb.pid;
 	json_int_t cpus = json_integer_value(json_object_get(box->stall->info, "vcpus"));
 	json_int_t mb = json_integer_value(json_object_get(box->stall->info, "memory_mb"));
-	uint64_t now = clock_ns(), cpu = usage_cpu_ns(box->machine.sb.pid);
+	uint64_t now = clock_ns(), cpu = usage_cpu_ns(pid);
 	uint64_t since = box->cpu_seen_ns ? box->cpu_seen_ns : box->claimed_ns;
 	double used = now > since && cpu > box->cpu_ns
 	                      ? 100.0 * (double)(cpu - box->cpu_ns) / (double)(now - since)
 	                      : 0;
-	uint64_t resident = usage_pages(box->machine.sb.pid).resident *
-	                    (uint64_t)sysconf(_SC_PAGESIZE),
+	uint64_t resident = usage_pages(pid).resident * (uint64_t)sysconf(_SC_PAGESIZE),
 		 total = (uint64_t)mb << 20;
 	char when[TEXT_TIME_MAX];
 
 	box->cpu_ns = cpu;
 	box->cpu_seen_ns = now;
-	return json_pack("{s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I}", "timestamp",
+	meter_look(&box->meter, pid);
+	return json_pack("{s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:f, s:f}", "timestamp",
 	                 text_time(now_us, when), "timestampUnix", (json_int_t)(now_us / 1000000),
 	                 "cpuCount", cpus ? cpus : 1, "cpuUsedPct", used, "memUsed",
 	                 (json_int_t)(resident < total ? resident : total), "memTotal",
 	                 (json_int_t)total, "memCache", (json_int_t)0, "diskUsed", (json_int_t)0,
-	                 "diskTotal", (json_int_t)DISK_BYTES);
+	                 "diskTotal", (json_int_t)DISK_BYTES, "vcpuSeconds",
+	                 meter_cpu_s(&box->meter, pid), "memGiBSeconds", box->meter.gib_s);
 }
 
 void listing_metrics(struct request *req, struct box *box)

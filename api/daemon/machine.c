@@ -144,7 +144,7 @@ void machine_stop(struct machine *m, const struct err *why)
 /* Thaws it, with a first request or without. */
 static int thaw(struct machine *m, const json_t *request)
 {
-	const struct thaw_spec spec = { .id = m->id, .env = m->env };
+	const struct thaw_spec spec = { .id = m->id, .env = m->env, .limits = m->limits };
 	struct err err = { 0 };
 	int rc = sandbox_take(&m->sb, &spec, request, &err);
 
@@ -368,18 +368,25 @@ json_t *machine_save(const struct machine *m, struct handover *h)
 {
 	const struct sandbox *sb = &m->sb;
 
-	return json_pack("{s:b, s:i, s:o, s:o, s:o, s:s*, s:o*, s:O*, s:b, s:b, s:b, s:i, s:i}",
+	return json_pack("{s:b, s:i, s:o, s:o, s:o, s:s*, s:o*, s:O*, s:b, s:b, s:b, s:i, s:i, s:[I, I, I]}",
 	                 "runs", m->state == MACHINE_RUNS, "pid", (int)sb->pid, "pid_fd",
 	                 handover_fd(h, sb->pid_fd), "control_fd", handover_fd(h, sb->control_fd),
 	                 "log_fd", handover_fd(h, sb->log_fd), "cgroup", sb->cgroup, "lines",
 	                 handover_bytes(&sb->lines), "thawed", sb->thawed, "parked", sb->parked,
 	                 "ready", sb->ready, "first_done", sb->first_done, "port", (int)sb->port,
-	                 "agent_port", (int)sb->agent_port);
+	                 "agent_port", (int)sb->agent_port, "limits",
+	                 (json_int_t)m->limits.disk_bytes, (json_int_t)m->limits.disk_ops,
+	                 (json_int_t)m->limits.vsock_bytes);
 }
 
 static bool is_true(const json_t *saved, const char *name)
 {
 	return json_is_true(json_object_get(saved, name));
+}
+
+static uint64_t saved_limit(const json_t *saved, size_t i)
+{
+	return (uint64_t)json_integer_value(json_array_get(json_object_get(saved, "limits"), i));
 }
 
 /* Always something to close. */
@@ -416,6 +423,9 @@ int machine_restore(struct machine *m, struct loop *loop, const json_t *saved, s
 	}
 	machine_start(m, loop, &sb);
 	m->state = is_true(saved, "runs") ? MACHINE_RUNS : MACHINE_WAITS;
+	m->limits = (struct sandbox_limits){ .disk_bytes = saved_limit(saved, 0),
+		                             .disk_ops = saved_limit(saved, 1),
+		                             .vsock_bytes = saved_limit(saved, 2) };
 	return 0;
 }
 

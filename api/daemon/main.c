@@ -28,7 +28,7 @@ struct server {
 	struct daemon daemon;
 	struct listening listening;
 	int signal_fd;
-	struct loop_op signal_op;
+	struct loop_op signal_op, stdin_op;
 	char keys_path[PATHS_MAX];
 	char domain[32];
 	char program[PATHS_MAX]; /* what to execute for a restart */
@@ -159,6 +159,22 @@ static void on_signal(struct loop_op *op, int res)
 			stop(&server->daemon);
 	}
 	loop_poll(&server->daemon.loop, op, server->signal_fd, POLLIN);
+}
+
+/* What is written to it is nobody's: its end is what counts, which comes also when its writer is killed. */
+static void on_stdin(struct loop_op *op, int res)
+{
+	struct server *server = container_of(op, struct server, stdin_op);
+	char text[256];
+	ssize_t n;
+
+	if (res == -ECANCELED)
+		return;
+	n = read(STDIN_FILENO, text, sizeof(text));
+	if (n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN)))
+		loop_poll(&server->daemon.loop, op, STDIN_FILENO, POLLIN);
+	else
+		stop(&server->daemon);
 }
 
 /* Before any thread is started, so that all have them blocked. */
@@ -312,6 +328,9 @@ static int serve(struct server *server, struct err *err)
 	daemon->stop_timer.done = on_grace_over;
 	server->signal_op.done = on_signal;
 	loop_poll(&daemon->loop, &server->signal_op, server->signal_fd, POLLIN);
+	server->stdin_op.done = on_stdin;
+	if (daemon->opts.exit_with_stdin)
+		loop_poll(&daemon->loop, &server->stdin_op, STDIN_FILENO, POLLIN);
 	journal_event(LOG_LVL_INFO, NULL, "thawboxd " THAWBOX_VERSION " serves %s at %s, %u keys",
 	              daemon->stalls[0].template.name, server->listening.where, daemon->keys.nr);
 	restart_adopt(daemon, &server->handover);
@@ -321,6 +340,7 @@ static int serve(struct server *server, struct err *err)
 	if (!rc && daemon->is_stopping && daemon->nr_boxes) /* a stop came in between */
 		rc = loop_run(&daemon->loop);
 	(void)loop_reap(&daemon->loop, &server->signal_op);
+	(void)loop_reap(&daemon->loop, &server->stdin_op);
 	(void)loop_reap(&daemon->loop, &daemon->stop_timer);
 	return rc ? err_set(err, rc, "the event loop failed: %s", strerror(-rc)) : 0;
 }
@@ -438,6 +458,8 @@ int main(int argc, char **argv)
 		  "how long a stop waits for sandboxes to end (not at all)" },
 		{ "keep", '\0', ARG_FLAG, &o->keep, NULL,
 		  "a stop leaves the sandboxes to the next start: systemd keeps them" },
+		{ "exit-with-stdin", '\0', ARG_FLAG, &o->exit_with_stdin, NULL,
+		  "stop when standard input ends: for a program that starts it" },
 		{ "log-json", '\0', ARG_FLAG, &o->log_json, NULL, "log in JSON, a line each" },
 		{ "quiet", 'q', ARG_FLAG, &o->quiet, NULL, "only warnings and errors" },
 		{ "version", 'V', ARG_FLAG, &version, NULL, "its version" },

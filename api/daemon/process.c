@@ -183,6 +183,7 @@ static void on_started(struct process *p, const struct frame *frame)
 		    json_pack("{s:{s:I}}", "start", "pid", p->pid));
 	}
 	box_log(p->box, "process %lld started", (long long)p->pid);
+	meter_look(&p->box->meter, p->box->machine.sb.pid);
 }
 
 /* "signal: killed", as Go has it. */
@@ -252,6 +253,7 @@ static void on_result(struct process *p, const struct frame *frame)
 		}
 		box_log(p->box, "process %lld ended", (long long)p->pid);
 	}
+	meter_look(&p->box->meter, p->box->machine.sb.pid);
 	json_decref(result);
 	process_free(p);
 }

@@ -131,6 +131,47 @@ Test(cgroup, limits_that_cannot_be_are_refused_and_nothing_is_left)
 	}
 }
 
+/* The content of `name` in `path`; "" where it cannot be read. */
+static void read_file(const char *path, const char *name, char out[256])
+{
+	char file[600];
+	ssize_t n;
+	int fd;
+
+	snprintf(file, sizeof(file), "%s/%s", path, name);
+	fd = open(file, O_RDONLY);
+	n = fd < 0 ? 0 : read(fd, out, 255);
+	out[n > 0 ? n : 0] = '\0';
+	if (fd >= 0)
+		close(fd);
+}
+
+/* Of a group that there is; a host whose controllers are not delegated says so. */
+Test(cgroup, one_more_limit)
+{
+	struct err err = { 0 };
+	char *path, text[256];
+	int fd, rc;
+
+	need_cgroups();
+	fd = cgroup_make(dir, &path, &err);
+	cr_assert_geq(fd, 0, "%s", err.msg);
+	close(fd);
+	rc = cgroup_limit(path, "cpu.max=50000 100000", &err);
+	read_file(dir, "cgroup.controllers", text);
+	if (strstr(text, "cpu")) {
+		cr_assert_eq(rc, 0, "%s", err.msg);
+		read_file(path, "cpu.max", text);
+		cr_assert_str_eq(text, "50000 100000\n");
+	} else {
+		cr_assert_lt(rc, 0);
+		cr_assert_not_null(strstr(err.remedy, "delegated"));
+	}
+	cr_assert_eq(cgroup_limit(path, "cgroup.procs=1", &err), -EINVAL);
+	cr_assert_eq(cgroup_limit("/no/such", "cpu.max=1", &err), -ENOENT);
+	cgroup_remove(path);
+}
+
 Test(cgroup, directory_that_is_none)
 {
 	struct err err = { 0 };

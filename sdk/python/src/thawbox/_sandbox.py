@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sandboxes, synchronously. The asynchronous twin has the same names; both are thin over _wire and _state."""
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Literal, TypeVar, cast, overload
+
+from . import _daemon, _state, _wire
+from ._errors import HostNotReady, NotFound, ThawboxError
+from ._http import SyncHttp, shared
+from ._models import (
+    CommandResult,
+    Execution,
+    ExecutionError,
+    FileEntry,
+    FileEvent,
+    Metrics,
+    Result,
+    SandboxInfo,
+    SandboxUsage,
+)
+from ._state import TEMPLATE, TIMEOUT_SECONDS, TTL_SECONDS, Defaults, State
+from ._wire import DEFAULT_CONTEXT, Call, Cut, Handle, Limits, Stream
+
+T = TypeVar("T")
+Entries = list[FileEntry]
+Infos = list[SandboxInfo]
+OnText = Callable[[str], Any]
+
+
+class _Line:
+    """A sandbox's own line to the daemon: sends for it, and tells a sandbox that is gone from a line that broke."""
+
+    def __init__(self, http: SyncHttp, handle: Handle) -> None:
+        self.http = http
+        self.handle = handle
+
+    def is_alive(self) -> bool:
+        try:
+            self.http.send(_wire.info(self.handle.id))
+        except (ThawboxError, Cut) as error:
+            return not (isinstance(error, Cut) or _state.is_lost(error))
+        return True
+
+    def send(self, call: Call[T]) -> T:
+        try:
+            return self.http.send(call)
+        except Cut:
+            raise self.broken(None) from None
+
+    def broken(self, partial: Any, *, late: bool = False) -> ThawboxError:
+        if self.is_alive():
+            return _state.cut_off(self.handle, partial)
+        return _state.gone(self.handle, partial, late=late)
+
+    def run(self, stream: Stream[T], callbacks: Mapping[str, Any], timeout: float = 0) -> T:
+        """Reads a stream to its end; what it says goes to the callbacks as it comes."""
+        begin, sink = time.monotonic(), stream.sink
+        try:
+            with self.http.stream(stream) as pieces:
+                for piece in pieces:
+                    for name, value in sink.feed(piece):
+                        if callback := callbacks.get(name):
+                            callback(value)
+            return sink.finish()
+        except Cut:
+            late = 0 < timeout < time.monotonic() - begin
+            raise self.broken(sink.partial(), late=late) from None
+
+
+class Files:
+    """Files of a sandbox. Relative paths are relative to /home/user."""
+
+    def __init__(self, line: _Line) -> None:
+        self._line = line
+        self._handle = line.handle
+
+    def write(self, path: str, data: Any) -> str:
+        """Writes text, bytes or the content of an open file; answers the absolute path."""
+        return self._line.send(_wire.write(self._handle, path, _state.as_content(data)))
+
+    @overload
+    def read(self, path: str, format: Literal["text"]) -> str: ...
+    @overload
+    def read(self, path: str, format: Literal["bytes"]) -> bytes: ...
+    @overload
+    def read(self, path: str, format: Literal["auto"] = "auto") -> str | bytes: ...
+    def read(self, path: str, format: Literal["auto", "text", "bytes"] = "auto") -> str | bytes:
+        """The content: as text where it is UTF-8, else as bytes; or as `format` says."""
+        data = self._line.run(_wire.read(self._handle, path), {})
+        if format == "auto":
+            return _state.as_text(data)
+        return data if format == "bytes" else data.decode()
+
+    def list(self, path: str = ".", depth: int = 1) -> Entries:
+        """Entries by name; with `depth` those of folders in it, too."""
+        return self._line.send(_wire.list_files(self._handle, path, depth))
+
+    def stat(self, path: str) -> FileEntry:
+        return self._line.send(_wire.stat(self._handle, path))
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.stat(path)
+        except NotFound:
+            return False
+        return True
+
+    def remove(self, path: str) -> None:
+        """A file, or a folder with all in it; what is not there is no error."""
+        self._line.send(_wire.remove(self._handle, path))
+
+    def rename(self, path: str, to: str) -> FileEntry:
+        return self._line.send(_wire.rename(self._handle, path, to))
+
+    def mkdir(self, path: str) -> bool:
+        """With its parents. False: it was there."""
+        return self._line.send(_wire.mkdir(self._handle, path))
+
+    @contextmanager
+    def watch(self, path: str = ".", recursive: bool = False) -> Iterator[Iterator[FileEvent]]:
+        """Changes below a folder, as they happen: `with sb.files.watch() as events: for event in events: ...`."""
+        stream = _wire.watch(self._handle, path, recursive)
+        with self._line.http.stream(stream) as pieces:
+            events = (item for piece in pieces for item in stream.sink.feed(piece))
+            for name, _ in events:
+                if name == "start":
+                    break
+            yield (value for name, value in events if name == "change")
+
+
+class Context:
+    """An interpreter whose variables and imports stay from one cell to the next."""
+
+    def __init__(self, sandbox: Sandbox, id: str, cwd: str | None) -> None:
+        self._sandbox = sandbox
+        self.id = id
+        self.cwd = cwd or _state.HOME
+        self.language = "python"
+        self._is_closed = False
+
+    def run_code(self, code: str, *, timeout_seconds: float | None = None, on_stdout: OnText | None = None,
+                 on_stderr: OnText | None = None, on_result: Callable[[Result], Any] | None = None,
+                 on_error: Callable[[ExecutionError], Any] | None = None, max_output_bytes: int | None = None,
+                 env: Mapping[str, str] | None = None, files_changed: bool | None = None,
+                 full_usage: bool | None = None,
+                 raise_on_timeout: bool | None = None) -> Execution:
+        """Runs a cell here; see Sandbox.run_code()."""
+        if self._is_closed:
+            raise NotFound(f"the context {self.id} was closed", "make another one")
+        return self._sandbox._run(self.id, code, timeout_seconds, max_output_bytes, env, files_changed, full_usage,
+                                  raise_on_timeout,
+                                  {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error})
+
+    def restart(self) -> None:
+        """A new interpreter in its place: variables are gone."""
+        self._sandbox._line.send(_wire.restart_context(self._sandbox._state.handle, self.id))
+
+    def close(self) -> None:
+        """Ends it. Idempotent, also when its sandbox is gone."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._sandbox._close_context(self.id)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Sandbox:
+    """A microVM with a Python interpreter, files and commands, on this machine. It ends with its `with` block.
+
+    Any thread may use it; cells of one context run one after another.
+    """
+
+    def __init__(self, template: str = TEMPLATE, *, ttl_seconds: float = TTL_SECONDS,
+                 env: Mapping[str, str] | None = None, metadata: Mapping[str, str] | None = None,
+                 memory_mb: int | None = None, cpu: float | None = None, disk_mb: int | None = None,
+                 disk_rate: int | None = None, disk_ops: int | None = None, vsock_rate: int | None = None,
+                 network: Mapping[str, Any] | None = None, timeout_seconds: float = TIMEOUT_SECONDS,
+                 max_output_bytes: int | None = None, raise_on_timeout: bool = False, files_changed: bool = False,
+                 full_usage: bool = False,
+                 bake: bool = False, url: str | None = None, api_key: str | None = None) -> None:
+        """Creates one.
+
+        `ttl_seconds` ends it whatever runs. `env` is of its interpreters and commands. `memory_mb` picks the variant of
+        the template with that memory (`bake`: bakes it where it is missing: minutes). `cpu` is its share of one
+        processor, as 0.5; `disk_rate` and `vsock_rate` are bytes,
+        `disk_ops` requests a second. `network`: None is none.
+        `timeout_seconds`, `max_output_bytes`, `raise_on_timeout`, `files_changed` and `full_usage` are the defaults of its cells.
+        """
+        defaults = Defaults(_wire.seconds(timeout_seconds, "timeout_seconds"), max_output_bytes, raise_on_timeout,
+                            files_changed, full_usage)
+        _state.check_disk(disk_mb)
+        limits = Limits(cpu, disk_rate, disk_ops, vsock_rate)
+        if bake:
+            _daemon.bake(template, memory_mb)
+        http, handle = _create(template, memory_mb, url, api_key, lambda name: _wire.create(
+            name, ttl_seconds, env=env, metadata=metadata, network=network, limits=limits))
+        self._attach(http, handle, defaults)
+        self._state.metadata = dict(metadata or {})
+        _live.add(self)
+
+    @classmethod
+    def create(cls, template: str = TEMPLATE, *, ttl_seconds: float = TTL_SECONDS, env: Mapping[str, str] | None = None,
+               metadata: Mapping[str, str] | None = None, memory_mb: int | None = None, cpu: float | None = None,
+               disk_mb: int | None = None, disk_rate: int | None = None, disk_ops: int | None = None,
+               vsock_rate: int | None = None, network: Mapping[str, Any] | None = None,
+               timeout_seconds: float = TIMEOUT_SECONDS, max_output_bytes: int | None = None,
+               raise_on_timeout: bool = False, files_changed: bool = False, full_usage: bool = False,
+               bake: bool = False, url: str | None = None,
+               api_key: str | None = None) -> Sandbox:
+        """The same as Sandbox(...)."""
+        return cls(template, ttl_seconds=ttl_seconds, env=env, metadata=metadata, memory_mb=memory_mb, cpu=cpu,
+                   disk_mb=disk_mb, disk_rate=disk_rate, disk_ops=disk_ops, vsock_rate=vsock_rate, network=network,
+                   timeout_seconds=timeout_seconds, max_output_bytes=max_output_bytes,
+                   raise_on_timeout=raise_on_timeout, files_changed=files_changed, full_usage=full_usage, bake=bake,
+                   url=url, api_key=api_key)
+
+    @classmethod
+    def connect(cls, sandbox_id: str, *, timeout_seconds: float = TIMEOUT_SECONDS, max_output_bytes: int | None = None,
+                raise_on_timeout: bool = False, files_changed: bool = False, full_usage: bool = False,
+                url: str | None = None,
+                api_key: str | None = None) -> Sandbox:
+        """One that runs, by its id, at the daemon that has it."""
+        http = shared(_daemon.find(TEMPLATE, url, api_key))
+        self = cls.__new__(cls)
+        self._attach(http, _sent(http, _wire.connect(sandbox_id)), Defaults(
+            _wire.seconds(timeout_seconds, "timeout_seconds"), max_output_bytes, raise_on_timeout, files_changed,
+            full_usage))
+        self._state.contexts.main = DEFAULT_CONTEXT
+        self._state.contexts.is_default_taken = True
+        return self
+
+    @classmethod
+    def list(cls, *, url: str | None = None, api_key: str | None = None) -> Infos:
+        """Those that run at the daemon, newest first."""
+        return _sent(shared(_daemon.find(TEMPLATE, url, api_key)), _wire.listing())
+
+    def _attach(self, http: SyncHttp, handle: Handle, defaults: Defaults) -> None:
+        self._state = State(handle, defaults)
+        self._line = _Line(http, handle)
+        self.files = Files(self._line)
+
+    @property
+    def id(self) -> str:
+        return self._state.handle.id
+
+    @property
+    def template(self) -> str:
+        return self._state.handle.template
+
+    # ---- cells ----
+
+    def run_code(self, code: str, *, timeout_seconds: float | None = None, on_stdout: OnText | None = None,
+                 on_stderr: OnText | None = None, on_result: Callable[[Result], Any] | None = None,
+                 on_error: Callable[[ExecutionError], Any] | None = None, max_output_bytes: int | None = None,
+                 env: Mapping[str, str] | None = None, files_changed: bool | None = None,
+                 full_usage: bool | None = None,
+                 raise_on_timeout: bool | None = None) -> Execution:
+        """Runs a cell in the sandbox's own context, and waits for its end.
+
+        An exception of the cell is in the answer's `error`, not raised. At `timeout_seconds` it is interrupted; if that
+        does not help its interpreter is killed and replaced; the answer has a TimeoutError and the output until then,
+        or
+        TimeoutError_ is raised with it (`raise_on_timeout`). Of more output than `max_output_bytes` the middle is cut and
+        that is told, in `truncated` and at the end of stderr. `files_changed` asks for the files that it has changed,
+        `full_usage` for what the interpreter alone knows of its use; both cost some milliseconds.
+        """
+        self._state.check_open()
+        contexts = self._state.contexts
+        if contexts.main is None:
+            contexts.main = self._take_context(None)
+        return self._run(contexts.main, code, timeout_seconds, max_output_bytes, env, files_changed, full_usage,
+                         raise_on_timeout,
+                         {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error})
+
+    def create_code_context(self, language: str = "python", cwd: str | None = None) -> Context:
+        """A context of its own: variables stay in it, and nobody else sees them."""
+        self._state.check_open()
+        _wire.check_language(language)
+        return Context(self, self._take_context(cwd), cwd)
+
+    def _take_context(self, cwd: str | None) -> str:
+        contexts, handle = self._state.contexts, self._state.handle
+        if cwd in (None, _state.HOME) and contexts.take_default():
+            if contexts.needs_restart:
+                self._line.send(_wire.restart_context(handle, DEFAULT_CONTEXT))
+                contexts.needs_restart = False
+            return DEFAULT_CONTEXT
+        return self._line.send(_wire.create_context(handle, cwd))
+
+    def _close_context(self, context: str) -> None:
+        if context == DEFAULT_CONTEXT:
+            self._state.contexts.give_back(context)
+        elif not self._state.is_closed:
+            with suppress(ThawboxError):
+                self._line.send(_wire.remove_context(self._state.handle, context))
+
+    def _run(self, context: str, code: str, timeout_seconds: float | None, max_output_bytes: int | None,
+             env: Mapping[str, str] | None, files_changed: bool | None, full_usage: bool | None,
+             raise_on_timeout: bool | None,
+             callbacks: Mapping[str, Any]) -> Execution:
+        self._state.check_open()
+        _state.check_callback(callbacks)
+        defaults = self._state.defaults
+        timeout = defaults.timeout_seconds if timeout_seconds is None else timeout_seconds
+        ex = self._line.run(_wire.run_code(
+            self._state.handle, code, context=context, timeout=timeout,
+            max_output=defaults.max_output_bytes if max_output_bytes is None else max_output_bytes, env=env,
+            files_changed=defaults.files_changed if files_changed is None else files_changed,
+            full_usage=defaults.full_usage if full_usage is None else full_usage), callbacks, timeout)
+        self._state.note(ex)
+        if ex.timed_out and (defaults.raise_on_timeout if raise_on_timeout is None else raise_on_timeout):
+            raise _state.timeout_of(ex)
+        return ex
+
+    # ---- commands ----
+
+    def exec(self, command: str | Sequence[str], *, timeout_seconds: float | None = None,
+             env: Mapping[str, str] | None = None, cwd: str | None = None, user: str | None = None,
+             on_stdout: OnText | None = None, on_stderr: OnText | None = None, max_output_bytes: int | None = None,
+             raise_on_timeout: bool | None = None) -> CommandResult:
+        """Runs a command: a line for bash, or a program and its arguments. Its exit code is in the answer, not raised.
+
+        At `timeout_seconds` it is killed with all that it has started.
+        """
+        self._state.check_open()
+        _state.check_callback({"stdout": on_stdout, "stderr": on_stderr})
+        defaults = self._state.defaults
+        timeout = defaults.timeout_seconds if timeout_seconds is None else timeout_seconds
+        result = self._line.run(_wire.run_command(
+            self._state.handle, command, timeout=timeout, env=env, cwd=cwd, user=user,
+            max_output=defaults.max_output_bytes if max_output_bytes is None else max_output_bytes),
+            {"stdout": on_stdout, "stderr": on_stderr}, timeout)
+        if result.timed_out and (defaults.raise_on_timeout if raise_on_timeout is None else raise_on_timeout):
+            raise _state.timeout_of(result)
+        return result
+
+    def install(self, packages: Sequence[str], *, wheels: str | os.PathLike[str] | None = None,
+                timeout_seconds: float = 600) -> CommandResult:
+        """Installs packages with pip, from wheels of a folder of this machine; without one only what is there will do."""
+        names = [packages] if isinstance(packages, str) else [*packages]
+        folder = f"/tmp/wheels-{time.monotonic_ns()}"
+        self.files.mkdir(folder)
+        for wheel in _state.wheels_in(wheels) if wheels is not None else []:
+            self.upload_file(wheel, f"{folder}/{wheel.name}")
+        result = self.exec(_state.pip_line(names, folder), user="root", timeout_seconds=timeout_seconds,
+                           raise_on_timeout=True)
+        self.files.remove(folder)
+        _state.installed(result, names)
+        return result
+
+    # ---- files in and out ----
+
+    def upload_file(self, file: Any, path: str | None = None) -> str:
+        """Uploads an open file, the path of one, or bytes; answers where it is in the sandbox."""
+        self._state.check_open()
+        source, to = _state.upload_source(file, path)
+        if isinstance(source, os.PathLike):
+            with open(source, "rb") as opened:
+                return self.files.write(to, opened)
+        return self.files.write(to, source)
+
+    def download(self, path: str, local: str | os.PathLike[str]) -> None:
+        """Copies a file of the sandbox to this machine. It appears there when it is complete."""
+        self._state.check_open()
+        stream = _wire.read(self._state.handle, path)
+        cast(_wire.BytesSink, stream.sink).keep = False
+        part = f"{os.fspath(local)}.part"
+        try:
+            with open(part, "wb") as out:
+                self._line.run(stream, {"data": out.write})
+            os.replace(part, local)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(part)
+
+    # ---- life ----
+
+    def set_ttl(self, seconds: float) -> None:
+        """It ends so many seconds from now; 0 ends it."""
+        self._line.send(_wire.set_ttl(self.id, seconds))
+
+    def info(self) -> SandboxInfo:
+        return self._line.send(_wire.info(self.id))
+
+    def metrics(self) -> Metrics:
+        """What it uses now."""
+        return self._line.send(_wire.metrics(self.id)).metrics
+
+    def usage(self) -> SandboxUsage:
+        """What it has used since it was created, for `SandboxUsage.cost(Pricing(...))`."""
+        return self._state.usage(self._line.send(_wire.metrics(self.id)))
+
+    def kill(self) -> bool:
+        """Ends it. False: it was gone. Idempotent."""
+        self._state.is_closed = True
+        _live.discard(self)
+        try:
+            return self._line.http.send(_wire.kill(self.id))
+        except (Cut, HostNotReady):  # the daemon is gone, and its sandboxes with it
+            return False
+
+    def close(self) -> None:
+        """Ends it, as kill() does."""
+        if not self._state.is_closed:
+            self.kill()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} of {self.template}{', closed' if self._state.is_closed else ''}>"
+
+
+def _sent(http: SyncHttp, call: Call[T]) -> T:
+    try:
+        return http.send(call)
+    except Cut as error:
+        raise HostNotReady("the daemon closed the connection", "look at its log", code="no_daemon") from error
+
+
+def _create(template: str, memory_mb: int | None, url: str | None, api_key: str | None,
+            call: Callable[[str], Call[Handle]]) -> tuple[SyncHttp, Handle]:
+    names = _state.template_names(template, memory_mb)
+    for name in names:
+        try:
+            http = shared(_daemon.find(name, url, api_key))
+            handle = _sent(http, call(name))
+        except (NotFound, HostNotReady) as error:
+            if memory_mb is None or not (isinstance(error, NotFound) or error.code == "no_template"):
+                raise
+            if name == names[-1]:
+                raise _state.wrong_memory(template, memory_mb, error) from None
+            continue
+        if memory_mb is None or _sent(http, _wire.info(handle.id)).memory_mb == memory_mb:
+            return http, handle
+        _sent(http, _wire.kill(handle.id))
+    raise _state.wrong_memory(template, memory_mb)
+
+
+_live: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+_owner = os.getpid()
+
+
+def _close_all() -> None:
+    """At exit: sandboxes that were created here and not closed. (In a forked child they are the parent's.)"""
+    if os.getpid() == _owner:
+        for sandbox in [*_live]:
+            with suppress(ThawboxError):
+                sandbox.close()
+
+
+atexit.register(_close_all)
