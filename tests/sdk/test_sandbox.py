@@ -118,21 +118,21 @@ def test_deadline_keeps_context_and_output(sb):
 
 def test_deadline_of_one_that_does_not_listen(sb):
     sb.run_code("x = 7")
-    ex = sb.run_code("print('deaf')\nwhile True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass",
+    ex = sb.run_code("import signal\nprint('deaf')\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
                      timeout_seconds=1)
     assert ex.timed_out and ex.context_restarted and "variables are gone" in ex.error.value
     assert ex.logs.stdout == "deaf\n"
     assert sb.run_code("'x' in globals()").text == "False", "another interpreter has taken its place"
 
 
-def test_out_of_memory_is_told(sb):
+def test_memory_and_death_are_told(sb):
+    """What the guest's kernel kills for want of memory is tests/e2e/test_limits.py's: it takes minutes on software KVM."""
     ex = sb.run_code("x = bytearray(1 << 40)")
     assert ex.error.name == "MemoryError" and not ex.context_restarted
-    ex = sb.run_code("parts = []\nwhile True: parts.append(bytearray(b'x') * (8 << 20))", timeout_seconds=240)
-    assert ex.error.name == "MemoryError", ex.error
+    ex = sb.run_code("import os; os._exit(3)")
+    assert ex.error.name == "KernelDied" and "exited with code 3" in ex.error.value
+    assert ex.context_restarted and not ex.timed_out
     assert sb.run_code("1 + 1").text == "2"
-    if ex.context_restarted:
-        assert "out of memory" in ex.error.value
 
 
 def test_output_is_cut_and_told(sb):
