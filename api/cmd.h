@@ -34,8 +34,7 @@ struct cmd {
 
 extern const struct cmd cmd_run, cmd_repl, cmd_exec, cmd_boot, cmd_doctor, cmd_template_build,
 	cmd_template_list, cmd_template_show, cmd_template_verify, cmd_template_rm,
-	cmd_snapshot_inspect, cmd_up, cmd_key_create, cmd_key_list, cmd_key_remove,
-	cmd_mcp;
+	cmd_snapshot_inspect, cmd_up, cmd_key_create, cmd_key_list, cmd_key_remove, cmd_mcp;
 
 /* CLOCK_MONOTONIC when main() began, ns. */
 extern uint64_t cmd_start_ns;

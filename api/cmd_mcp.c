@@ -9,16 +9,17 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char help[] =
-	"Becomes `thawbox-mcp`, an MCP server over standard input and output whose tools are a sandbox's: "
-	"run_code,\n"
-	"exec, read_file, write_file, list_files, reset. It comes with the Python package: pip install "
-	"'thawbox[mcp]'.\n"
-	"Everything behind -- is for it: `thawbox-mcp --help`.\n"
-	"\n"
-	"Examples:\n"
-	"  thawbox mcp\n"
-	"  thawbox mcp -- --timeout 60 --memory 1024\n";
+static const char help[] = "Becomes `thawbox-mcp`, an MCP server over standard input and output "
+                           "whose tools are a sandbox's: "
+			   "run_code,\n"
+			   "exec, read_file, write_file, list_files, reset. It comes with the "
+                           "Python package: pip install "
+			   "'thawbox[mcp]'.\n"
+			   "Everything behind -- is for it: `thawbox-mcp --help`.\n"
+			   "\n"
+			   "Examples:\n"
+			   "  thawbox mcp\n"
+			   "  thawbox mcp -- --timeout 60 --memory 1024\n";
 
 /* The daemon that it may start is the one beside this program. */
 static int tell_where(struct err *err)

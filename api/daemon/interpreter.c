@@ -137,10 +137,10 @@ json_t *interpreter_end(const json_t *result)
 struct execution {
 	struct run run;
 	struct request *req;
-	json_t *body;   /* holds the code */
-	unsigned count; /* that was told */
+	json_t *body;        /* holds the code */
+	unsigned count;      /* that was told */
 	unsigned generation; /* of the context's interpreter, when the cell began */
-	bool has_said;  /* something since the last look */
+	bool has_said;       /* something since the last look */
 	struct loop_op keepalive_op;
 	struct bytes tail[2]; /* of stdout and stderr: the beginning of a line, or of a character */
 	struct loop_op line_op;

@@ -35,8 +35,8 @@ struct machine {
 	struct loop *loop;
 	struct sandbox sb;
 	enum machine_state state;
-	const char *id;    /* borrowed, for the thaw */
-	const json_t *env; /* the same */
+	const char *id;               /* borrowed, for the thaw */
+	const json_t *env;            /* the same */
 	struct sandbox_limits limits; /* the same */
 	/* The machine has ended, for `why`. Its streams are told by machine_stop(). */
 	void (*gone)(struct machine *m, const struct err *why);
