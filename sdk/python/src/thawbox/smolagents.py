@@ -445,7 +445,8 @@ class ThawboxExecutor(PythonExecutor):  # type: ignore[misc]
             reply: dict[str, Any] = {"value": _codec.dumps(self._do_call(name, args, kwargs, count))}
         except Exception as error:
             log.info("tool %s failed", name, exc_info=True)
-            reply = {"error": {"name": type(error).__name__, "value": str(error)[:10_000]}}
+            value = error.args[0] if len(error.args) == 1 else error  # as the exception's maker wrote it
+            reply = {"error": {"name": type(error).__name__, "value": str(value)[:10_000]}}
         self.sandbox.files.write(f"{REPLIES}/{number}", json.dumps(reply))
 
     def _do_call(self, name: str, args: list[Any], kwargs: dict[str, Any], count: int) -> Any:
