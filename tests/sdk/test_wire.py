@@ -11,7 +11,7 @@ from thawbox import HostNotReady, InvalidInput, LimitExceeded, Logs, NotFound, S
 from thawbox import _wire as wire
 from thawbox._daemon import Endpoint, parse_url
 from thawbox._http import AsyncHttp, SyncHttp
-from thawbox._models import Pricing, Result, SandboxUsage, Truncation, Usage, parse_time
+from thawbox._models import ExecutionError, Pricing, Result, SandboxUsage, Truncation, Usage, parse_time
 from thawbox._wire import Bounded, CommandSink, Cut, Envelopes, ExecutionSink, Handle
 
 HANDLE = Handle("iabc", "code-interpreter", "tok", "")
@@ -151,6 +151,8 @@ def test_timeout_of_a_cell():
     assert ex.timed_out and ex.context_restarted
     ex = read(ndjson({"type": "error", "name": "TimeoutError", "value": "the user's", "traceback": "t"}, END))[0].finish()
     assert not ex.timed_out, "one that the code raised is not a deadline"
+    assert ExecutionError("TimeoutError", "late", "KeyboardInterrupt:").report == "KeyboardInterrupt:\nTimeoutError: late"
+    assert ExecutionError("KeyError", "'k'", "KeyError: 'k'").report == "KeyError: 'k'"
 
 
 def test_request_of_a_cell():

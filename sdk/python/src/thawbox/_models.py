@@ -77,6 +77,13 @@ class ExecutionError:
     def __str__(self) -> str:
         return f"{self.name}: {self.value}"
 
+    @property
+    def report(self) -> str:
+        """The traceback, and what it does not tell: of a deadline it shows the KeyboardInterrupt alone."""
+        if self.name in self.traceback:
+            return self.traceback
+        return f"{self.traceback.rstrip()}\n{self}".lstrip()
+
 
 @dataclass(frozen=True)
 class FileChange:
@@ -199,7 +206,7 @@ class Execution:
         return self.result.text if self.result else None
 
     def __str__(self) -> str:
-        parts = [self.logs.stdout, self.logs.stderr, self.text or "", self.error.traceback if self.error else ""]
+        parts = [self.logs.stdout, self.logs.stderr, self.text or "", self.error.report if self.error else ""]
         return "\n".join(part.rstrip("\n") for part in parts if part)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

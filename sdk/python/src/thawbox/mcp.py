@@ -59,7 +59,7 @@ def execution_content(ex: Execution) -> list[Any]:
         elif result.text is not None:
             parts.append(result.text)
     if ex.error:
-        parts.append(ex.error.traceback or str(ex.error))
+        parts.append(ex.error.report)
     if ex.truncated:
         parts.append(ex.truncated.note)
     text = "\n".join(part.rstrip("\n") for part in parts if part)

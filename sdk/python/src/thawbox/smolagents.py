@@ -283,7 +283,7 @@ class ThawboxExecutor(PythonExecutor):  # type: ignore[misc]
             except _codec.CodecError as error:
                 raise self._error(f"final_answer() passed something that is no answer: {error}") from error
         if ex.error is not None:
-            text = ex.error.traceback or str(ex.error)
+            text = ex.error.report
             if ex.context_restarted:
                 self._again()
                 text += ("\nThe interpreter had to be restarted: variables and imports of earlier actions are gone, files "
