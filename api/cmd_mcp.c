@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 static const char help[] = "Becomes `thawbox-mcp`, an MCP server over standard input and output "
-                           "whose tools are a sandbox's: "
+			   "whose tools are a sandbox's: "
 			   "run_code,\n"
 			   "exec, read_file, write_file, list_files, reset. It comes with the "
-                           "Python package: pip install "
+			   "Python package: pip install "
 			   "'thawbox[mcp]'.\n"
 			   "Everything behind -- is for it: `thawbox-mcp --help`.\n"
 			   "\n"

@@ -350,15 +350,15 @@ static void restore_log(struct box *box, const json_t *log)
 
 json_t *box_save(const struct box *box, struct handover *h)
 {
-	return json_pack("{s:s, s:s, s:s, s:s*, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
-	                 "id", box->id, "token", box->token, "traffic_token", box->traffic_token,
-	                 "key", box->key ? box->key->name : NULL, "template",
-	                 box->stall->template.name, "metadata", box->metadata, "env", box->env,
-	                 "start_us", (json_int_t)box->start_us, "end_us", (json_int_t)box->end_us,
-	                 "claimed_ns", (json_int_t)box->claimed_ns, "log", save_log(box), "machine",
-	                 machine_save(&box->machine, h), "contexts", context_save_all(box, h),
-	                 "processes", process_save_all(box, h),
-	                 "meter", meter_save(&box->meter));
+	return json_pack(
+		"{s:s, s:s, s:s, s:s*, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
+		"id", box->id, "token", box->token, "traffic_token", box->traffic_token, "key",
+		box->key ? box->key->name : NULL, "template", box->stall->template.name, "metadata",
+		box->metadata, "env", box->env, "start_us", (json_int_t)box->start_us, "end_us",
+		(json_int_t)box->end_us, "claimed_ns", (json_int_t)box->claimed_ns, "log",
+		save_log(box), "machine", machine_save(&box->machine, h), "contexts",
+		context_save_all(box, h), "processes", process_save_all(box, h), "meter",
+		meter_save(&box->meter));
 }
 
 static bool copy_member(const json_t *saved, const char *name, char *out, size_t size)

@@ -293,9 +293,9 @@ static void say_cut(struct execution *x, const json_t *cut)
 /* The last line, with members beyond E2B's: by what the cell ended, and whether the context's variables are gone. */
 static json_t *end_line(const json_t *result, enum cell_end end, bool restarted)
 {
-	static const char *const names[] = { [CELL_DONE] = "done",
-		                             [CELL_TIMEOUT] = "timeout",
-		                             [CELL_KERNEL_DIED] = "died" };
+	static const char *const names[] = {
+		[CELL_DONE] = "done", [CELL_TIMEOUT] = "timeout", [CELL_KERNEL_DIED] = "died"
+	};
 	json_t *line = interpreter_end(result);
 
 	json_object_set_new(line, "ended", json_string(names[end]));

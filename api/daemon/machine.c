@@ -368,15 +368,15 @@ json_t *machine_save(const struct machine *m, struct handover *h)
 {
 	const struct sandbox *sb = &m->sb;
 
-	return json_pack("{s:b, s:i, s:o, s:o, s:o, s:s*, s:o*, s:O*, s:b, s:b, s:b, s:i, s:i, s:[I, I, I]}",
-	                 "runs", m->state == MACHINE_RUNS, "pid", (int)sb->pid, "pid_fd",
-	                 handover_fd(h, sb->pid_fd), "control_fd", handover_fd(h, sb->control_fd),
-	                 "log_fd", handover_fd(h, sb->log_fd), "cgroup", sb->cgroup, "lines",
-	                 handover_bytes(&sb->lines), "thawed", sb->thawed, "parked", sb->parked,
-	                 "ready", sb->ready, "first_done", sb->first_done, "port", (int)sb->port,
-	                 "agent_port", (int)sb->agent_port, "limits",
-	                 (json_int_t)m->limits.disk_bytes, (json_int_t)m->limits.disk_ops,
-	                 (json_int_t)m->limits.vsock_bytes);
+	return json_pack(
+		"{s:b, s:i, s:o, s:o, s:o, s:s*, s:o*, s:O*, s:b, s:b, s:b, s:i, s:i, s:[I, I, I]}",
+		"runs", m->state == MACHINE_RUNS, "pid", (int)sb->pid, "pid_fd",
+		handover_fd(h, sb->pid_fd), "control_fd", handover_fd(h, sb->control_fd), "log_fd",
+		handover_fd(h, sb->log_fd), "cgroup", sb->cgroup, "lines",
+		handover_bytes(&sb->lines), "thawed", sb->thawed, "parked", sb->parked, "ready",
+		sb->ready, "first_done", sb->first_done, "port", (int)sb->port, "agent_port",
+		(int)sb->agent_port, "limits", (json_int_t)m->limits.disk_bytes,
+		(json_int_t)m->limits.disk_ops, (json_int_t)m->limits.vsock_bytes);
 }
 
 static bool is_true(const json_t *saved, const char *name)

@@ -26,8 +26,8 @@ void meter_add(struct meter *m, uint64_t now_ns, uint64_t bytes)
 json_t *meter_save(const struct meter *m)
 {
 	return json_pack("{s:I, s:I, s:I, s:f}", "cpu_base_ns", (json_int_t)m->cpu_base_ns,
-	                 "last_ns", (json_int_t)m->last_ns, "last_bytes",
-	                 (json_int_t)m->last_bytes, "gib_s", m->gib_s);
+	                 "last_ns", (json_int_t)m->last_ns, "last_bytes", (json_int_t)m->last_bytes,
+	                 "gib_s", m->gib_s);
 }
 
 static uint64_t member(const json_t *saved, const char *name)

@@ -54,7 +54,11 @@ Test(meter, of_none)
 
 Test(meter, goes_on_in_the_next_daemon)
 {
-	struct meter m = { .cpu_base_ns = 5 * S, .last_ns = 6 * S, .last_bytes = GIB, .gib_s = 0.5 }, n;
+	struct meter m = { .cpu_base_ns = 5 * S,
+		           .last_ns = 6 * S,
+		           .last_bytes = GIB,
+		           .gib_s = 0.5 },
+		     n;
 	json_t *saved = meter_save(&m);
 
 	meter_restore(&n, saved);
