@@ -26,7 +26,7 @@
  * All sandboxes of a template have the same addresses in their guest (KASLR, ASLR) and the same canaries: what one
  * gives away is good for the others until the template is baked again.
  */
-#define TEMPLATE_MAX_AGE_S (7u * 24 * 3600)
+#define TEMPLATE_MAX_AGE_S (UINT64_C(7) * 24 * 3600)
 
 struct template
 {
