@@ -7,6 +7,7 @@ with the mark may run and nothing may be in that folder.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,10 @@ sys.path.insert(0, str(TOP / "bench"))
 import common  # noqa: E402
 
 FAKE = Path(__file__).with_name("fake_vmm.py")
+
+
+# A shell ignores it for what it starts in the background, and what we start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Runner:
