@@ -20,7 +20,7 @@
 #define WAIT_FDS_MAX  16
 #define THAW_MS       30000
 #define END_WAIT_MS   2000u
-#define READ_MAX      (4u * MONITOR_LINE_MAX)
+#define READ_MAX      ((size_t)4 * MONITOR_LINE_MAX)
 
 enum pending { PENDING_CALL = 1, PENDING_THAW, PENDING_CONNECT, PENDING_SHELL, PENDING_STANDBY };
 
