@@ -3,6 +3,7 @@
 import base64
 import json
 
+import pytest
 from e2b_code_interpreter import Sandbox
 from e2b_code_interpreter.charts import (BarChart, BoxAndWhiskerChart, Chart, ChartType, LineChart, PieChart, ScaleType,
                                          ScatterChart, SuperChart)
@@ -75,6 +76,7 @@ def test_last_line(daemon, sandbox: Sandbox):
     assert end["usage"]["cpu_user_ms"] >= 0 and end["usage"]["pages_dirtied"] < 9000
 
 
+@pytest.mark.slow
 def test_out_of_memory(daemon):
     """What asks for more than there can be has a MemoryError; what takes more than there is, too, with its context.
     On software KVM a fresh page costs a millisecond and more: this takes minutes there."""
