@@ -584,7 +584,7 @@ class AgentTest(unittest.TestCase):
     def test_watches_that_are_left_are_closed(self) -> None:
         def held() -> int:
             fds = f"/proc/{self.agent.pid}/fd"
-            return sum("inotify" in os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds))
+            return sum("inotify" in os.path.realpath(f"{fds}/{fd}") for fd in os.listdir(fds))
         self.wait(lambda: held() == 0)
         watches = [self.watch(f"{self.home}/w7") for _ in range(20)]
         self.assertEqual(held(), 20)
