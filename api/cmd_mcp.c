@@ -24,15 +24,12 @@ static const char help[] = "Becomes `thawbox-mcp`, an MCP server over standard i
 /* The daemon that it may start is the one beside this program. */
 static int tell_where(struct err *err)
 {
-	char exe[PATHS_MAX], *slash;
-	ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+	char dir[PATHS_MAX];
+	int rc = paths_exe_dir(dir, err);
 
-	if (n < 0)
-		return err_set(err, -errno, "/proc/self/exe: %s", strerror(errno));
-	exe[n] = '\0';
-	slash = strrchr(exe, '/');
-	*(slash ? slash : exe) = '\0';
-	return setenv("THAWBOX_BIN", exe, false) ? err_set(err, -ENOMEM, "no memory") : 0;
+	if (rc)
+		return rc;
+	return setenv("THAWBOX_BIN", dir, false) ? err_set(err, -ENOMEM, "no memory") : 0;
 }
 
 static int mcp_main(int argc, char **argv)

@@ -2,6 +2,7 @@
 /* thawbox up: thawboxd with a template that is there, and what E2B's clients need to find it. */
 #include "api/cmd.h"
 #include "api/keys.h"
+#include "api/paths.h"
 #include "api/template.h"
 #include "core/own.h"
 
@@ -29,15 +30,10 @@ static const char help[] =
 /* This program's folder, and `name` in it. */
 static int beside(const char *name, char out[PATHS_MAX], struct err *err)
 {
-	char exe[PATHS_MAX], *slash;
-	ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+	char dir[PATHS_MAX];
+	int rc = paths_exe_dir(dir, err);
 
-	if (n < 0)
-		return err_set(err, -errno, "/proc/self/exe: %s", strerror(errno));
-	exe[n] = '\0';
-	slash = strrchr(exe, '/');
-	*(slash ? slash : exe) = '\0';
-	return paths_format(out, err, "%s/%s", exe, name);
+	return rc ? rc : paths_format(out, err, "%s/%s", dir, name);
 }
 
 /* `thawbox template build NAME`, with its progress on our terminal. */

@@ -23,8 +23,7 @@ int paths_format(char out[PATHS_MAX], struct err *err, const char *fmt, ...)
 	return 0;
 }
 
-/* The folder of the running program. */
-static int exe_dir(char out[PATHS_MAX], struct err *err)
+int paths_exe_dir(char out[PATHS_MAX], struct err *err)
 {
 	ssize_t n = readlink("/proc/self/exe", out, PATHS_MAX - 1);
 	char *slash;
@@ -62,7 +61,7 @@ int paths_vmm(char out[PATHS_MAX], struct err *err)
 
 	if (set && *set)
 		return paths_format(out, err, "%s", set);
-	rc = exe_dir(dir, err);
+	rc = paths_exe_dir(dir, err);
 	if (rc)
 		return rc;
 	for (size_t i = 0; i < ARRAY_LEN(places); i++) {
@@ -99,7 +98,7 @@ int paths_home(char out[PATHS_MAX], struct err *err)
 static int first_of(const char *tree, const char *share, char out[PATHS_MAX], struct err *err)
 {
 	char dir[PATHS_MAX], path[PATHS_MAX];
-	int rc = exe_dir(dir, err);
+	int rc = paths_exe_dir(dir, err);
 
 	rc = rc ? rc : paths_format(path, err, "%s/../../%s", dir, tree);
 	if (!rc && !realpath(path, out)) {

@@ -17,6 +17,9 @@
 NODISCARD int paths_format(char out[PATHS_MAX], struct err *err, const char *fmt, ...)
 	PRINTF_LIKE(3, 4);
 
+/* The folder of the running program. */
+NODISCARD int paths_exe_dir(char out[PATHS_MAX], struct err *err);
+
 /* thawbox-vmm: $THAWBOX_VMM, beside this program, $PREFIX/libexec/thawbox, PATH. */
 NODISCARD int paths_vmm(char out[PATHS_MAX], struct err *err);
 
