@@ -2,6 +2,7 @@
 #include "devices/blk_image.h"
 
 #include "core/own.h"
+#include "core/zero.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -149,11 +150,6 @@ void blk_image_own(struct blk_image *image, uint64_t off, uint64_t len)
 		return;
 	for (uint64_t b = off / BLK_IMAGE_BLOCK; b <= (off + len - 1) / BLK_IMAGE_BLOCK; b++)
 		image->owned[b / BITS] |= 1ull << (b % BITS);
-}
-
-static bool is_zero(const char *buf, size_t n)
-{
-	return buf[0] == 0 && memcmp(buf, buf + 1, n - 1) == 0;
 }
 
 /*

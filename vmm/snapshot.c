@@ -2,6 +2,7 @@
 #include "vmm/snapshot.h"
 
 #include "core/own.h"
+#include "core/zero.h"
 #include "vmm/boot_elf.h"
 
 #include <errno.h>
@@ -310,11 +311,6 @@ int snapshot_put(const struct snapshot_out *out, const char *name, const void *d
 	if (ret == 0)
 		ret = sync_file(fd);
 	return ret < 0 ? failed(name, ret, err) : 0;
-}
-
-static bool is_zero(const uint8_t *p, size_t n)
-{
-	return p[0] == 0 && memcmp(p, p + 1, n - 1) == 0;
 }
 
 /* Writes the pages that hold something, a run at a time. */
