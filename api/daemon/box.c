@@ -9,12 +9,12 @@
 #include "api/daemon/process.h"
 #include "api/daemon/text.h"
 #include "api/daemon/watch.h"
+#include "core/random.h"
 
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 #define CLAIM_MS 60000
@@ -27,10 +27,12 @@ int64_t clock_us(void)
 	return (int64_t)ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
 }
 
-/* Random bytes; the kernel gives this many or none. */
+/* A kernel that runs gives them: what would a token without be? */
 static void random_bytes(void *out, size_t n)
 {
-	BUG_ON(getrandom(out, n, 0) != (ssize_t)n);
+	struct err err;
+
+	BUG_ON(random_fill(out, n, &err) < 0);
 }
 
 static void make_id(char out[BOX_ID_LEN + 1])

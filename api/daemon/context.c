@@ -5,12 +5,12 @@
 #include "api/daemon/daemon.h"
 #include "api/daemon/text.h"
 #include "core/own.h"
+#include "core/random.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #define SILENT_NS \
 	((uint64_t)120000000000) /* for a cell of ours: the first of a fresh interpreter may be slow */
@@ -340,10 +340,11 @@ struct context *context_create(struct box *box, const char *cwd,
 	struct context *ctx;
 	uint64_t bits[2];
 	char id[CONTEXT_ID_MAX];
+	struct err err;
 
 	if (!context_default(box)) /* comes first in every list */
 		return NULL;
-	BUG_ON(getrandom(bits, sizeof(bits), 0) != sizeof(bits));
+	BUG_ON(random_fill(bits, sizeof(bits), &err) < 0);
 	(void)snprintf(id, sizeof(id), "%016" PRIx64 "%08" PRIx32, bits[0], (uint32_t)bits[1]);
 	ctx = context_new(box, id, cwd);
 	if (!ctx)
