@@ -1,21 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/daemon/interpreter.h"
 
+#include "tests/unit/api/daemon/same_json.h"
+
 #include <criterion/criterion.h>
 #include <string.h>
 
 static void expect(const char *display, const char *line)
 {
-	json_t *in = json_loads(display, 0, NULL), *want = json_loads(line, 0, NULL);
-	json_t *got = interpreter_result(in);
-	char *text = json_dumps(got, JSON_SORT_KEYS);
+	json_t *in = json_loads(display, 0, NULL);
 
-	cr_assert(in && want);
-	cr_expect(json_equal(got, want), "%s", text);
-	free(text);
-	json_decref(in);
-	json_decref(want);
-	json_decref(got);
+	expect_json(in, interpreter_result(in), line);
 }
 
 Test(interpreter, results)
@@ -42,16 +37,9 @@ Test(interpreter, data_and_charts)
 
 static void expect_end(const char *result, const char *line)
 {
-	json_t *in = json_loads(result, 0, NULL), *want = json_loads(line, 0, NULL);
-	json_t *got = interpreter_end(in);
-	char *text = json_dumps(got, JSON_SORT_KEYS);
+	json_t *in = json_loads(result, 0, NULL);
 
-	cr_assert(in && want);
-	cr_expect(json_equal(got, want), "%s", text);
-	free(text);
-	json_decref(in);
-	json_decref(want);
-	json_decref(got);
+	expect_json(in, interpreter_end(in), line);
 }
 
 Test(interpreter, ends)
