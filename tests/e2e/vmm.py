@@ -167,6 +167,13 @@ class Vmm:
                     return e
             self.events.append(self._line(timeout))
 
+    def has_read(self) -> bool:
+        """Whether an event came together with an answer: select() on the socket does not tell of it any more."""
+        return bool(self.events) or b"\n" in self._buffer
+
+    def any_event(self, timeout: float = 60) -> dict:
+        return self.events.pop(0) if self.events else self._line(timeout)
+
     def connect(self, port: int) -> Stream:
         ours, theirs = socket.socketpair()
         with theirs:

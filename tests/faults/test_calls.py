@@ -28,13 +28,12 @@ def thaw(vmm, env, frozen) -> None:
     with vmm(env=env) as m:
         stream = m.thaw(frozen, "1+1", timeout=SECONDS)
         while True:
-            # What came with the answer to `thaw` has been read already.
-            if not m.events and b"\n" not in m._buffer:
+            if not m.has_read():
                 ready = select.select([stream.sock, m.sock], [], [], SECONDS)[0]
                 assert ready, "neither an answer nor an event"
                 if stream.sock in ready:
                     break
-            event = m.events.pop(0) if m.events else m._line(SECONDS)
+            event = m.any_event(SECONDS)
             if event.get("event") == "exit":
                 assert event["reason"] == "kvm-error" and event["detail"]
                 return

@@ -316,15 +316,20 @@ class AgentTest(unittest.TestCase):
     def run_both(self, argv: list[str], data: bytes) -> tuple[dict, bytes]:
         """Writes and reads at once, as `cat` of more than all buffers needs."""
         s = Stream(self.path, {"op": "exec", "argv": argv})
+        r, got = self.all_while_sending(s, data)
+        return r, got[STDOUT]
+
+    def all_while_sending(self, s: Stream, data: bytes) -> tuple[dict, dict]:
+        """What a stream answers in the end, while another process sends."""
         pid = os.fork()
         if pid == 0:
             for i in range(0, len(data), 1 << 20):
                 s.send(DATA, data[i:i + (1 << 20)])
             s.send(END)
             os._exit(0)
-        r, got = s.all()
+        answer = s.all()
         os.waitpid(pid, 0)
-        return r, got[STDOUT]
+        return answer
 
     def test_exec_ignores_stdin_of_who_does_not_read(self) -> None:
         r, out, _ = self.run_command(b"z" * (3 << 20), shell="exec 0<&-; sleep 0.1; echo ok")
@@ -695,15 +700,7 @@ class AgentTest(unittest.TestCase):
             while piece := peer.recv(65536):
                 peer.sendall(piece)
             os._exit(0)
-        s = self.connect(port)
-        writer = os.fork()
-        if writer == 0:
-            for i in range(0, len(data), 1 << 20):
-                s.send(DATA, data[i:i + (1 << 20)])
-            s.send(END)
-            os._exit(0)
-        result, got = s.all()
-        os.waitpid(writer, 0)
+        result, got = self.all_while_sending(self.connect(port), data)
         os.waitpid(pid, 0)
         self.assertEqual((result, got[DATA] == data), ({"status": "ok"}, True))
 
