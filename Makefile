@@ -300,7 +300,7 @@ E2B_PY = $(OUT)/e2b/python-$(shell sha256sum tests/e2b/requirements.txt | cut -c
 E2B_JS = $(OUT)/e2b/node-$(shell cat tests/e2b/js/package*.json | sha256sum | cut -c1-12)
 $(E2B_PY)/ready: tests/e2b/requirements.txt
 	$(call say,PIP,$(E2B_PY))
-	$(Q)$(PYTHON) -m venv $(E2B_PY) && $(E2B_PY)/bin/pip install -q --disable-pip-version-check -r $< && touch $@
+	$(Q)$(PYTHON) -m venv $(E2B_PY) && $(E2B_PY)/bin/python -m pip install -q --disable-pip-version-check -r $< && touch $@
 $(E2B_JS)/ready: tests/e2b/js/package.json tests/e2b/js/package-lock.json
 	$(call say,NPM,$(E2B_JS))
 	$(Q)mkdir -p $(E2B_JS) && cp tests/e2b/js/package*.json $(E2B_JS) && \
@@ -318,14 +318,14 @@ e2b: build e2b-sdks
 SDK_PY = $(OUT)/sdk/python-$(shell sha256sum tests/sdk/requirements.txt | cut -c1-12)
 $(SDK_PY)/ready: tests/sdk/requirements.txt
 	$(call say,PIP,$(SDK_PY))
-	$(Q)$(PYTHON) -m venv $(SDK_PY) && $(SDK_PY)/bin/pip install -q --disable-pip-version-check -r $< && touch $@
+	$(Q)$(PYTHON) -m venv $(SDK_PY) && $(SDK_PY)/bin/python -m pip install -q --disable-pip-version-check -r $< && touch $@
 
 ## sdk           the Python package: mypy, ruff, then against a real thawboxd (needs /dev/kvm and the template); K=expression
 sdk: build $(SDK_PY)/ready sdk-lint
 	$(Q)THAWBOX_BIN=$(abspath $(B)) $(SDK_PY)/bin/python -m pytest -q -rsx -p no:cacheprovider tests/sdk $(if $(K),-k '$(K)')
 sdk-lint: $(SDK_PY)/ready
-	$(Q)cd sdk/python && $(abspath $(SDK_PY))/bin/mypy --cache-dir $(abspath $(BUILD))/mypy
-	$(Q)$(SDK_PY)/bin/ruff check --no-cache --config sdk/python/pyproject.toml sdk/python/src tests/sdk bench/sdk.py
+	$(Q)cd sdk/python && $(abspath $(SDK_PY))/bin/python -m mypy --cache-dir $(abspath $(BUILD))/mypy
+	$(Q)$(SDK_PY)/bin/python -m ruff check --no-cache --config sdk/python/pyproject.toml sdk/python/src tests/sdk bench/sdk.py
 
 ## test-bench    tests of the benchmarks' programs: statistics, options, small real runs
 test-bench: build

@@ -28,7 +28,7 @@ def test_control_plane(start, tmp_path):
                          capture_output=True, text=True).stdout.strip()
     daemon = start("--max-sandboxes", "3")
     done = subprocess.run(
-        [Path(sys.executable).with_name("schemathesis"), "--config-file", Path(__file__).with_name("schemathesis.toml"), "--no-color", "run",
+        [sys.executable, "-m", "schemathesis.cli", "--config-file", Path(__file__).with_name("schemathesis.toml"), "--no-color", "run",
          description(tmp_path / "openapi.json"), "--url", daemon.url, "--header", f"X-API-KEY: {key}",
          "--max-examples", os.environ.get("THAWBOX_TEST_EXAMPLES", str(EXAMPLES)), "--request-timeout", "30", "--workers", "1",
          "--seed", "1"], capture_output=True, text=True, cwd=tmp_path, timeout=5 * GUARD_S,
