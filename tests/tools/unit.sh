@@ -19,7 +19,7 @@ counts() { # REPORT
         END { exit !real }' "$1"
 }
 
-failed=0
+failed=()
 for t; do
     export ASAN_OPTIONS=log_path=$san/${t##*/}:detect_leaks=1:allocator_may_return_null=1
     out=$(timeout 300 "$t" 2>&1)
@@ -34,7 +34,7 @@ for t; do
     ''|'Tested: 0 '*) rc="$rc, ran no test" ;;
     esac
     if [ "$rc" != 0 ] || [ -n "$reports" ]; then
-        failed=$((failed + 1))
+        failed+=("${t#"$build"/unit/}")
         printf '%s\n' "$out" | tail -n 60
         [ -z "$reports" ] || head -n 60 $reports
         echo "unit: FAILED ${t#"$build"/} (exit $rc)"
@@ -43,5 +43,5 @@ for t; do
     grep -a SKIP <<<"$out"
     printf '  %-32s %s\n' "${t#"$build"/unit/}" "$line"
 done
-[ $failed = 0 ] || { echo "unit: $failed of $# programs failed"; exit 1; }
+[ ${#failed[@]} = 0 ] || { echo "unit: ${#failed[@]} of $# programs failed: ${failed[*]}"; exit 1; }
 echo "unit: $# programs passed (${build##*/})"

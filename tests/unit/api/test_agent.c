@@ -13,6 +13,7 @@ static char dir[] = "/tmp/test_agent.XXXXXX";
 
 static void make_dir(void)
 {
+	umask(022); /* what comes out has the mode the guest tells, less this */
 	cr_assert_not_null(mkdtemp(dir));
 }
 

@@ -65,7 +65,7 @@ class Stream:
 
     def __init__(self, path: str, request: object = None, data: bytes | None = None) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
+        self.sock.settimeout(60)
         while True:
             try:
                 self.sock.connect(path)
@@ -141,6 +141,7 @@ class AgentTest(unittest.TestCase):
         pathlib.Path(cls.home, "parent.py").write_text(FAKE_PARENT)
         pathlib.Path(cls.home, "template.json").write_text('{"env": {"FROM_TEMPLATE": "yes"}}')
         cls.log = open(f"{cls.home}/console", "w+")
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children ignore it
         cls.agent = subprocess.Popen(
             [init, "--listen", f"unix:{cls.path}", "--user", ME,
              "--template", f"{cls.home}/template.json",
@@ -161,7 +162,7 @@ class AgentTest(unittest.TestCase):
             raise AssertionError(f"the agent ended with {status}:\n{console}")
 
     @staticmethod
-    def wait(true, seconds: float = 10.0) -> None:
+    def wait(true, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while not true():
             if time.monotonic() > end:
@@ -356,20 +357,30 @@ class AgentTest(unittest.TestCase):
         self.assertEqual(s.all()[0]["signal"], 15)
 
     def test_exec_terminal(self) -> None:
-        s = Stream(self.path, {"op": "exec", "argv": ["bash", "--norc", "-i"],
-                               "pty": {"rows": 33, "cols": 77}, "env": {"PS1": "", "TERM": "dumb"}})
-        s.send(DATA, b"tty && stty size\n")
+        s = Stream(self.path, {"op": "exec", "argv": ["bash", "--norc", "--noediting", "-i"],
+                               "pty": {"rows": 33, "cols": 77}, "env": {"PS1": "$?=> ", "TERM": "dumb"}})
         text = b""
-        while b"33 77" not in text:
-            text += s.frame()[1]
-        self.assertIn(b"/dev/pts/", text)
+
+        def until(end: bytes) -> None:
+            """Reads to `end`, new since the last call: what is typed later finds the shell waiting."""
+            nonlocal text
+            text = b""
+            while end not in text:
+                try:
+                    text += s.frame()[1]
+                except TimeoutError:
+                    self.fail(f"no {end!r} in {text!r}")
+
+        until(b"0=> ")
+        s.send(DATA, b"tty && stty size\n")
+        until(b"0=> ")
+        self.assertRegex(text, rb"(?s)/dev/pts/.*33 77")
         s.send(REQUEST, b'{"op":"resize","rows":20,"cols":40}')
-        s.send(DATA, b"stty size; sleep 1000\n")
-        while b"20 40" not in text:
-            text += s.frame()[1]
-        time.sleep(0.5)  # until `sleep` has the terminal
+        s.send(DATA, b"stty size; sh -c 'echo go$((1+1)); exec sleep 1000'\n")
+        until(b"go2")
+        self.assertIn(b"20 40", text)
         s.send(DATA, b"\x03")
-        time.sleep(0.2)
+        until(b"130=> ")
         s.send(DATA, b"exit 7\n")
         self.assertEqual(s.all()[0]["exit"], 7)
 
@@ -601,7 +612,7 @@ class AgentTest(unittest.TestCase):
 
     def serve(self, family: int = socket.AF_INET) -> tuple[socket.socket, int]:
         server = socket.socket(family)
-        server.settimeout(20)
+        server.settimeout(60)
         server.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
         server.listen()
         self.addCleanup(server.close)
@@ -710,7 +721,7 @@ class AgentTest(unittest.TestCase):
         s.frame()
         peer = self.accept(server)
         s.sock.close()
-        peer.settimeout(20)
+        peer.settimeout(60)
         self.assertEqual(peer.recv(10), b"")
 
     # --- kernels
