@@ -94,7 +94,7 @@ def test_half_a_request(vmm, frozen):
             ours.sendall(data)
             ours.shutdown(socket.SHUT_WR)
             try:
-                m.call("thaw", dir=str(frozen), overlay_dir="/tmp", fd=theirs.fileno(), timeout=10)
+                m.call("thaw", dir=str(frozen), overlay_dir="/tmp", fd=theirs.fileno())
                 m.call("pause", timeout=10)
             except VmmError as error:
                 assert str(error).strip(" |")

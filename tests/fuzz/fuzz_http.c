@@ -112,6 +112,7 @@ static void play(struct guest *g)
 		char buf[CMSG_SPACE(8 * sizeof(int))];
 		struct cmsghdr head;
 	} ctl;
+	bool has_ended;
 	ssize_t n;
 
 	for (;;) {
@@ -130,11 +131,12 @@ static void play(struct guest *g)
 				(void)!send(g->control, answer, sizeof(answer) - 1,
 				            MSG_DONTWAIT | MSG_NOSIGNAL);
 	}
+	has_ended = !n || errno == ECONNRESET; /* the daemon closed, the latter with words unread */
 	for (unsigned i = 0; i < STREAMS; i++)
 		while (g->stream[i] >= 0 &&
 		       recv(g->stream[i], text, sizeof(text), MSG_DONTWAIT) > 0)
 			;
-	if (n == 0)
+	if (has_ended)
 		end_guest(g);
 }
 
