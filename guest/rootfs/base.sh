@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # base.sh TREE: installs Debian and the packages into the directory TREE: the slow stage of build.sh
 # (minutes). Its result depends on this file, customize.sh, packages.txt and the lists
-# TB_APT_PACKAGES and TB_PIP_PACKAGES only. Messages go to standard error.
+# TB_APT_PACKAGES and TB_PIP_PACKAGES only; with the latter on pip.sh too, on the file TB_PIP_LOCK and, where
+# that is empty, on what the index and the folder TB_PIP_WHEELS, if there is one, have. Messages go to standard error.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -39,9 +40,19 @@ make_stand_in() {
 	} > "$tmp/Packages"
 }
 
+# What pip.sh reads, where the hook can read it: it may be of another user.
+gather_for_pip() {
+	export TB_PIP_DIR=$tmp/pip
+	mkdir -p "$TB_PIP_DIR/wheels"
+	[ -z "${TB_PIP_LOCK:-}" ] || cp --no-preserve=mode "$TB_PIP_LOCK" "$TB_PIP_DIR/pip.lock"
+	[ ! -d "${TB_PIP_WHEELS:-}" ] || find "$TB_PIP_WHEELS" -maxdepth 1 -name '*.whl' \
+		-exec cp --no-preserve=mode -t "$TB_PIP_DIR/wheels" {} +
+}
+
 include=$({ sed 's/#.*//' "$here/packages.txt"; echo "${TB_APT_PACKAGES:-}"; } |
 	tr -s ' \n' '\n\n' | sed '/^$/d' | sort -u | paste -sd, -)
 make_stand_in
+gather_for_pip
 
 # Nodes of /dev cannot be made without root, and the guest mounts its own. By way of tar, so that
 # one form serves root and user name spaces.

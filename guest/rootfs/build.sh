@@ -15,7 +15,7 @@ Makes OUTDIR/rootfs/HASH/{root.img,scratch.img,template.json}, unless it is ther
 link OUTDIR/rootfs/current (with --template: OUTDIR/rootfs/template-NAME). Prints the folder.
 
   --template DIR  a folder with template.json (default: the code-interpreter template)
-  --refresh       install the packages anew, to get Debian's newest versions
+  --refresh       install the packages anew, to get Debian's and pip's newest versions
 
 Environment: TB_DEBIAN_MIRROR (default http://deb.debian.org)
 TEXT
@@ -47,10 +47,12 @@ progress() { # TEXT LOG COMMAND...
 	[ ! -t 2 ] || printf '\r\033[K' >&2
 	if ! wait $pid; then
 		tail -n 20 "$log" >&2
+		! grep -A 1 '^rootfs: error: ' "$log" >&2 || exit 1 # it has told why
 		die "$text failed (whole log: $log)" \
 			"see the lines above; packages come from ${TB_DEBIAN_MIRROR:-http://deb.debian.org}"
 	fi
 	say "$text: done in $((SECONDS - start)) s"
+	sed -n 's/^note: /rootfs: note: /p' "$log" >&2
 }
 
 # Checks template.json and prints its lists as shell words; the only reader of the format here.
@@ -135,24 +137,61 @@ main() {
 	exec 9> "$out/.lock"
 	flock -n 9 || { say "another build runs in $out; waiting for it"; flock 9; }
 
-	# Two keys: packages (slow) and what is laid over them (seconds).
-	base_key=$({ cat "$here"/{base.sh,customize.sh,packages.txt}; echo "$apt|$pip"; } | hash_of -)
-	key=$({ echo "$base_key"; cat "$here/build.sh" "$template"/*; find "$repo/guest/init" \
-		"$repo/guest/python" -type f \( -name '*.[ch]' -o -name '*.py' -o -name Makefile \) |
-		sort | xargs cat; } | hash_of -)
-	[ $refresh = 0 ] || as_root rm -rf "$out/base-$base_key" "$out/$key"
-	if [ ! -e "$out/$key/root.img" ]; then
+	find_lock
+	set_keys
+	if [ $refresh = 1 ] || [ ! -e "$out/$key/root.img" ]; then
 		need mmdebstrap mmdebstrap
 		need mkfs.erofs erofs-utils
 		need mke2fs e2fsprogs
 		need gcc gcc
-		[ -d "$out/base-$base_key" ] || make_base
-		make_image
+		if [ $refresh = 1 ] || [ ! -d "$out/base-$base_key" ]; then
+			make_base
+		fi
+		[ -e "$out/$key/root.img" ] || make_image
+		keep_lock
 	fi
 	ln -sfn "$key" "$out/.link.$$"
 	mv -T "$out/.link.$$" "$out/$link"
 	touch "$out/$key"
 	echo "$out/$key"
+}
+
+# lock: the file that says what pip installs, when there is one that answers the template's list. Where the
+# template's folder cannot be written to, that of its last image.
+find_lock() {
+	local folder
+	lock=
+	[ -n "$pip" ] && [ $refresh = 0 ] || return 0
+	for folder in "$template" "$out/$link"; do
+		if grep -qsxF "# of: $pip" "$folder/pip.lock"; then
+			lock=$folder/pip.lock
+			return
+		fi
+		[ ! -e "$folder/pip.lock" ] || say "$folder/pip.lock is of another list of packages: versions are chosen anew"
+		[ ! -w "$template" ] || return 0
+	done
+}
+
+# Two keys: packages (slow) and what is laid over them (seconds). Packages of pip that have no lock yet give a
+# key that no folder has.
+set_keys() {
+	base_key=$({ cat "$here"/{base.sh,customize.sh,packages.txt}; echo "$apt|$pip"
+		[ -z "$pip" ] || cat "$here/pip.sh" ${lock:+"$lock"}; } | hash_of -)
+	key=$({ echo "$base_key"; cat "$here/build.sh" "$here/layout.sh" "$template/template.json" ${warmup:+"$template/$warmup"}
+		find "$repo/guest/init" "$repo/guest/python" -type f \( -name '*.[ch]' -o -name '*.py' -o -name Makefile \) |
+		sort | xargs cat; } | hash_of -)
+}
+
+# Beside template.json, where the next build finds it, or somebody who builds elsewhere.
+keep_lock() {
+	local new=$template/.pip.lock.$$
+	[ -n "$pip" ] && ! cmp -s "$out/$key/pip.lock" "$template/pip.lock" || return 0
+	if { cp "$out/$key/pip.lock" "$new" && mv -T "$new" "$template/pip.lock"; } 2> /dev/null; then
+		say "what pip has installed is locked in $template/pip.lock"
+	else
+		rm -f "$new"
+		say "$template cannot be written to: the lock of what pip has installed was not kept there, only as $out/$key/pip.lock"
+	fi
 }
 
 as_root() {
@@ -175,11 +214,22 @@ make_base() {
 	mkdir "$tmp"
 	# shellcheck disable=SC2064 # the names of now
 	trap "unshare_rm '$tmp'" EXIT
-	TB_APT_PACKAGES=$apt TB_PIP_PACKAGES=$pip \
+	TB_APT_PACKAGES=$apt TB_PIP_PACKAGES=$pip TB_PIP_LOCK=$lock TB_PIP_WHEELS=$template/wheels \
 		TB_AS_ROOT=$([ "$(id -u)" = 0 ] || echo unshare --map-root-user --map-auto --) \
 		progress 'installing packages' "$out/base.log" "$here/base.sh" "$tmp"
 	as_root chmod 0755 "$tmp"
-	mv "$tmp" "$out/base-$base_key"
+	if [ -n "$pip" ]; then
+		lock=$tmp/etc/thawbox/pip.lock
+		set_keys
+	fi
+	# When pip has chosen as it did before, the packages and the image made of them are there already.
+	[ $refresh = 0 ] || as_root rm -rf "$out/base-$base_key" "$out/$key"
+	if [ -d "$out/base-$base_key" ]; then
+		as_root rm -rf "$tmp"
+	else
+		mv "$tmp" "$out/base-$base_key"
+	fi
+	[ -z "$pip" ] || lock=$out/base-$base_key/etc/thawbox/pip.lock
 	trap - EXIT
 }
 
@@ -198,6 +248,7 @@ make_image() {
 		base="$out/base-$base_key" bash "$here/layout.sh"
 	make_scratch "$tmp/scratch.img"
 	cp "$template/template.json" "$tmp/template.json"
+	[ -z "$pip" ] || cp "$lock" "$tmp/pip.lock"
 	as_root rm -rf "$tmp/build" "$tmp/tree"
 	[ ! -e "$out/$key" ] || as_root rm -rf "$out/$key"
 	mv "$tmp" "$out/$key"

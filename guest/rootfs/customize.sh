@@ -9,16 +9,10 @@ dist=$root/usr/lib/python3/dist-packages
 
 # --- pip packages of a template (before trimming and byte-compiling, so both cover them)
 if [ -n "${TB_PIP_PACKAGES:-}" ]; then
-	# A root image is one environment: Debian's guard against mixing pip and apt is moot in it.
-	# The host's certificates: the way to PyPI is the host's, be it through a proxy with one of its own.
-	certs=${PIP_CERT:-${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}}
-	[ -r "$certs" ] || certs=$root/etc/ssl/certs/ca-certificates.crt
-	cp "$certs" "$root/tmp/certificates"
-	# shellcheck disable=SC2086 # a list of words
-	chroot "$root" env PIP_CERT=/tmp/certificates REQUESTS_CA_BUNDLE=/tmp/certificates PIP_FIND_LINKS= \
-		pip3 install --quiet --break-system-packages --no-cache-dir \
-		--root-user-action=ignore $TB_PIP_PACKAGES
-	rm "$root/tmp/certificates"
+	set -f # words, not patterns: x[extra]
+	# shellcheck disable=SC2086
+	"$(dirname "$0")/pip.sh" "$root" "$TB_PIP_DIR" $TB_PIP_PACKAGES
+	set +f
 fi
 # pip in the guest: `pip install x` must work there too.
 printf '[global]\nbreak-system-packages = true\nno-cache-dir = true\n' > "$root/etc/pip.conf"
