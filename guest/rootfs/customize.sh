@@ -45,10 +45,10 @@ rm -f "$root/usr/bin/scalar" "$root/usr/lib/git-core/scalar"
 find "$root/usr/lib/x86_64-linux-gnu/gconv" -name '*.so' ! -name 'UTF-*' ! -name 'ISO8859-1.so' \
 	! -name 'ISO8859-15.so' ! -name 'CP1252.so' ! -name 'UNICODE.so' -delete
 
-# --- matplotlib: draw to memory, and no search for fonts at the first plot
+# --- matplotlib: draw to memory, and no search for fonts at the first plot (which goes through a set: the same order each time)
 sed -i 's/^#* *backend *:.*/backend: Agg/' "$root/etc/matplotlibrc"
 grep -q '^backend: Agg$' "$root/etc/matplotlibrc"
-chroot --userspec=1000:1000 "$root" env HOME=/home/user LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \
+chroot --userspec=1000:1000 "$root" env HOME=/home/user LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0 \
 	python3 -c 'import matplotlib.font_manager as f; assert f.findfont("DejaVu Sans")'
 ls "$root"/home/user/.cache/matplotlib/fontlist-*.json > /dev/null
 
