@@ -29,6 +29,7 @@
 #define KVM_FEATURES_KEPT ((1u << 0) | (1u << 1) | (1u << 3) | (1u << 24))
 
 #define MS_PER_SEC 1000u
+#define RFLAGS_IF  0x200ull
 
 void cpu_fingerprint(char out[CPU_FINGERPRINT_MAX])
 {
@@ -241,6 +242,30 @@ static int save_xsave(const struct kvm_vm *vm, int fd, struct cpu_state *s, stru
 		               s->xsave_len, CPU_MAX_XSAVE);
 	return size > 0 ? KVM_DO(fd, KVM_GET_XSAVE2, s->xsave, err)
 	                : KVM_DO(fd, KVM_GET_XSAVE, s->xsave, err);
+}
+
+static bool is_masked(const struct kvm_mp_state *mp_state, const struct kvm_regs *regs)
+{
+	return (mp_state->mp_state == KVM_MP_STATE_RUNNABLE ||
+	        mp_state->mp_state == KVM_MP_STATE_HALTED) &&
+	       !(regs->rflags & RFLAGS_IF);
+}
+
+int cpu_is_masked(int vcpu_fd, struct err *err)
+{
+	struct kvm_mp_state mp_state;
+	struct kvm_regs regs;
+	int ret;
+
+	if ((ret = KVM_DO(vcpu_fd, KVM_GET_MP_STATE, &mp_state, err)) < 0 ||
+	    (ret = KVM_DO(vcpu_fd, KVM_GET_REGS, &regs, err)) < 0)
+		return ret;
+	return is_masked(&mp_state, &regs);
+}
+
+bool cpu_state_is_masked(const struct cpu_state *s)
+{
+	return is_masked(&s->mp_state, &s->regs);
 }
 
 int cpu_save(const struct kvm_vm *vm, int vcpu_fd, struct cpu_state *s, struct err *err)

@@ -70,6 +70,14 @@ NODISCARD int cpu_wake(int vcpu_fd, const struct cpu_state *state, struct err *e
  */
 NODISCARD int cpu_put_off_tick(int vcpu_fd, uint64_t tsc_khz, struct err *err);
 
+/*
+ * Whether the vCPU has its interrupts off (RFLAGS.IF): 1 or 0. One that waits for INIT runs nothing, and does not count. The
+ * vCPU has completed its last exit.
+ */
+NODISCARD int cpu_is_masked(int vcpu_fd, struct err *err);
+/* The same of a saved one. */
+bool cpu_state_is_masked(const struct cpu_state *state);
+
 void cpu_state_put(struct state_buf *buf, uint16_t id, const struct cpu_state *state);
 NODISCARD int cpu_state_get(struct state_buf *buf, uint16_t id, struct cpu_state *state,
                             struct err *err);

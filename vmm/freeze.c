@@ -9,7 +9,68 @@
 #include "vmm/vm.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
+
+#define MOMENT_NS   1000000u
+#define MOMENTS_MAX 100u
+
+static void on_moment(struct loop_op *op, int res)
+{
+	(void)op; /* it is not busy any more */
+	(void)res;
+}
+
+static bool moment_is_over(void *ctx)
+{
+	const struct loop_op *op = ctx;
+
+	return !op->busy;
+}
+
+static int run_on(struct vm *vm, struct err *err)
+{
+	int ret;
+
+	vm->moment_op.done = on_moment;
+	vm_resume(vm);
+	loop_timer(&vm->loop, &vm->moment_op, MOMENT_NS);
+	ret = loop_run_until(&vm->loop, moment_is_over, &vm->moment_op);
+	vm_pause(vm);
+	return ret < 0 ? err_set(err, ret, "letting the guest run on: %s", strerror(-ret)) : 0;
+}
+
+static int any_masked(const struct vm *vm, struct err *err)
+{
+	int ret = 0;
+
+	for (unsigned i = 0; ret == 0 && i < vm->nr_vcpus; i++)
+		if (!atomic_load(&vm->vcpu[i].dead))
+			ret = cpu_is_masked(vm->vcpu[i].fd, err);
+	return ret;
+}
+
+/*
+ * A kernel changes with interrupts off what a thaw replaces in it. One that was met there is let run on for a moment, again and
+ * again: KVM does not tell when they are on.
+ */
+static int leave_masked(struct vm *vm, struct err *err)
+{
+	int ret = 0;
+
+	if (!guestsym_is_known(&vm->gsym))
+		return 0; /* nothing is replaced in it */
+	for (unsigned n = 0; ret == 0 && n < MOMENTS_MAX; n++) {
+		ret = any_masked(vm, err);
+		if (ret <= 0)
+			return ret;
+		ret = run_on(vm, err);
+	}
+	if (ret < 0)
+		return ret;
+	(void)err_set(err, -EBUSY, "the guest's kernel keeps its interrupts off");
+	return err_remedy(err, "try again when the guest is idle");
+}
 
 static bool devices_idle(void *ctx)
 {
@@ -129,6 +190,9 @@ int vm_snapshot(struct vm *vm, const struct snapshot_out *out, struct err *err)
 	int ret;
 
 	vm_pause(vm);
+	ret = leave_masked(vm, err);
+	if (ret < 0)
+		return err_wrap(err, "snapshot");
 	ret = loop_run_until(&vm->loop, devices_idle, vm);
 	if (ret < 0)
 		return err_set(err, ret, "draining devices: %s", strerror(-ret));

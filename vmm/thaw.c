@@ -20,7 +20,6 @@
 #include <string.h>
 
 #define WAKE_MAGIC 0x454b4157u /* "WAKE", docs/protocol.md section 5 */
-#define RFLAGS_IF  0x200ull
 #define NS_PER_MS  1000000ull
 /* A null request needs no timer, and a tick would cost a standby a hundred pages of the guest's kernel. */
 #define QUIET_MS 10000u
@@ -42,7 +41,7 @@ struct thaw {
 	struct guestsym_wake wake;
 	bool wakes;          /* an interpreter waits for the mailbox */
 	uint8_t entropy[64]; /* for the interpreter's own generators */
-	bool known;          /* the kernel's memory can be written */
+	bool known;          /* the kernel: its memory can be written */
 	sem_t has_vm;        /* posted when KVM has a VM, or will not have one */
 	sem_t has_pages;     /* posted when the working set has been asked for, or could not be */
 };
@@ -60,6 +59,22 @@ static int check_form(const struct doorbell_state *bell, struct err *err)
 	return err_remedy(err, "build the template again: thawbox template build NAME");
 }
 
+/* What is replaced in a kernel that we know it changes with interrupts off: no freeze ends there (freeze.c). */
+static int check_interrupts(const struct machine *machine, unsigned nr_vcpus, struct err *err)
+{
+	for (unsigned i = 0; guestsym_is_known(&machine->gsym) && i < nr_vcpus; i++) {
+		if (!cpu_state_is_masked(&machine->cpu[i]))
+			continue;
+		err_set(err, -ENOTSUP,
+		        "vCPU %u was frozen with interrupts off: the kernel's random state cannot "
+		        "be "
+		        "replaced",
+		        i);
+		return err_remedy(err, "freeze the sandbox again, with this build");
+	}
+	return 0;
+}
+
 static int read_source(struct thaw_source *src, const char *dir, struct err *err)
 {
 	int ret;
@@ -72,6 +87,8 @@ static int read_source(struct thaw_source *src, const char *dir, struct err *err
 	ret = machine_state_get(&src->snap.state, src->snap.head.nr_vcpus, &src->machine, err);
 	if (ret == 0)
 		ret = check_form(&src->machine.bell, err);
+	if (ret == 0)
+		ret = check_interrupts(&src->machine, src->snap.head.nr_vcpus, err);
 	if (ret < 0)
 		return err_wrap(err, "state");
 	trace_begin("working set read");
@@ -205,16 +222,6 @@ static int answer_park(struct thaw *thaw, struct err *err)
 	return 0;
 }
 
-/* The kernel changes what we replace with interrupts off: a vCPU that has them off is let alone. */
-static bool may_replace(const struct thaw *thaw)
-{
-	bool may = guestsym_is_known(&thaw->vm->gsym);
-
-	for (unsigned i = 0; i < thaw->vm->nr_vcpus; i++)
-		may = may && (thaw->src->machine.cpu[i].regs.rflags & RFLAGS_IF);
-	return may;
-}
-
 static int prepare_wake(struct thaw *thaw, struct err *err)
 {
 	const struct vm_thaw_config *config = thaw->config;
@@ -237,7 +244,7 @@ static int prepare_wake(struct thaw *thaw, struct err *err)
 	wake->parts = GUESTSYM_CLOCK | GUESTSYM_BOOT_ID |
 	              (config->hostname ? GUESTSYM_HOSTNAME : 0u) |
 	              (config->reseed ? GUESTSYM_RANDOM : 0u);
-	thaw->known = may_replace(thaw);
+	thaw->known = guestsym_is_known(&thaw->vm->gsym);
 	return 0;
 }
 

@@ -118,7 +118,8 @@ struct vm {
 	void *event_ctx;
 	struct loop_event parked_event, first_event, ended_event;
 	struct loop_op trace_op;
-	enum vcpu_end end; /* written once, before ended_event is posted */
+	struct loop_op moment_op; /* freeze.c */
+	enum vcpu_end end;        /* written once, before ended_event is posted */
 	char end_detail[1024];
 	bool confined; /* the loop's system call filter is on */
 	bool running;

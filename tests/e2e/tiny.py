@@ -14,7 +14,7 @@ def elf(code: bytes, *, pvh: bool, entry: int = ENTRY) -> bytes:
     code_at = 0x1000
     data = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1" + bytes(9), 2, 62, 1, entry, 64, 0, 0, 64, 56, headers,
                        0, 0, 0)
-    data += struct.pack("<IIQQQQQQ", 1, 7, code_at, ENTRY, ENTRY, len(code), 0x1000, 0x1000)
+    data += struct.pack("<IIQQQQQQ", 1, 7, code_at, ENTRY, ENTRY, len(code), max(len(code), 0x1000), 0x1000)
     if pvh:
         data += struct.pack("<IIQQQQQQ", 4, 4, note_at, 0, 0, len(note), len(note), 4)
     return (data + note).ljust(code_at, b"\0") + code
@@ -29,6 +29,21 @@ def store32(address: int, value: int) -> bytes:
 
 
 HALT = b"\xfa\xf4\xeb\xfd"  # cli; hlt; again
+
+JUMP, IF_ZERO, IF_NOT_ZERO = b"\xe9", b"\x0f\x84", b"\x0f\x85"
+
+
+def assemble(*parts: bytes | str | tuple[bytes, str]) -> bytes:
+    """Instructions, labels ("name"), and jumps to labels ((opcode, "name"))."""
+    sizes = [0 if isinstance(part, str) else len(part) if isinstance(part, bytes) else len(part[0]) + 4 for part in parts]
+    after = [sum(sizes[:n + 1]) for n in range(len(parts))]
+    labels = {part: after[n] for n, part in enumerate(parts) if isinstance(part, str)}
+    code = b""
+    for n, part in enumerate(parts):
+        if isinstance(part, tuple):
+            part = part[0] + struct.pack("<i", labels[part[1]] - after[n])
+        code += part if isinstance(part, bytes) else b""
+    return code
 
 
 BELL = 0xD000F000

@@ -184,3 +184,31 @@ Test(cpu, fingerprint_is_stable)
 	cr_assert_str_eq(a, b);
 	cr_assert_gt(strlen(a), 20u);
 }
+
+Test(cpu, interrupts_that_are_off)
+{
+	static struct cpu_state s = { .mp_state.mp_state = KVM_MP_STATE_RUNNABLE,
+		                      .regs.rflags = 2 };
+	static struct tiny t;
+	struct kvm_regs regs;
+	struct err err = { 0 };
+
+	cr_assert(cpu_state_is_masked(&s));
+	s.mp_state.mp_state = KVM_MP_STATE_HALTED;
+	cr_assert(cpu_state_is_masked(&s));
+	s.mp_state.mp_state = KVM_MP_STATE_UNINITIALIZED;
+	cr_assert_not(cpu_state_is_masked(&s), "it runs nothing");
+	s.mp_state.mp_state = KVM_MP_STATE_RUNNABLE;
+	s.regs.rflags = 0x202;
+	cr_assert_not(cpu_state_is_masked(&s));
+
+	tiny_open(&t, spin, sizeof(spin));
+	tiny_boot(&t);
+	cr_assert_eq(cpu_is_masked(t.vcpu.fd, &err), 1, "%s", err.msg);
+	cr_assert_eq(KVM_DO(t.vcpu.fd, KVM_GET_REGS, &regs, &err), 0);
+	regs.rflags = 0x202;
+	cr_assert_eq(KVM_DO(t.vcpu.fd, KVM_SET_REGS, &regs, &err), 0);
+	cr_assert_eq(cpu_is_masked(t.vcpu.fd, &err), 0, "%s", err.msg);
+	tiny_close(&t);
+	cr_assert_eq(cpu_is_masked(-1, &err), -EBADF);
+}
