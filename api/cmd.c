@@ -61,10 +61,12 @@ int cmd_usage(const struct cmd *cmd, const char *fmt, ...)
 int cmd_fail(int code, const struct err *err)
 {
 	const char *red = cmd_has_colour(2) ? "\033[31m" : "", *off = *red ? "\033[0m" : "";
+	struct err told = *err;
 
-	fprintf(stderr, "%sthawbox: %s%s\n", red, err->msg, off);
-	if (err->remedy[0])
-		fprintf(stderr, "  remedy: %s\n", err->remedy);
+	err_hint(&told);
+	fprintf(stderr, "%sthawbox: %s%s\n", red, told.msg, off);
+	if (told.remedy[0])
+		fprintf(stderr, "  remedy: %s\n", told.remedy);
 	return code;
 }
 

@@ -375,8 +375,12 @@ int template_publish(const char *path, const char *id, struct err *err)
 	rc = rc ? rc : paths_format(link, err, "%s/current", path);
 	if (rc)
 		return rc;
-	if ((unlink(tmp) && errno != ENOENT) || symlink(id, tmp) || rename(tmp, link) || fsync(dir))
+	if ((unlink(tmp) && errno != ENOENT) || symlink(id, tmp) || rename(tmp, link))
 		return err_set(err, -errno, "%s: %s", link, strerror(errno));
+	if (fsync(dir)) /* told as a failure, so that nobody sweeps the old one away */
+		return err_set(err, -errno,
+		               "%s is the new one, but may not outlive a crash of the host: %s",
+		               link, strerror(errno));
 	return 0;
 }
 

@@ -25,6 +25,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -173,6 +174,26 @@ int openat(int dir, const char *path, int flags, ...)
 	return strike("open", path, -1) == FAIL ? -1 : REAL(openat)(dir, path, flags, mode);
 }
 
+FILE *fopen(const char *path, const char *mode)
+{
+	return strike("open", path, -1) == FAIL ? NULL : REAL(fopen)(path, mode);
+}
+
+int fflush(FILE *file)
+{
+	return strike("fflush", NULL, file ? fileno(file) : -1) == FAIL ? EOF : REAL(fflush)(file);
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+	return strike("mkdir", path, -1) == FAIL ? -1 : REAL(mkdir)(path, mode);
+}
+
+int symlink(const char *to, const char *path)
+{
+	return strike("symlink", path, -1) == FAIL ? -1 : REAL(symlink)(to, path);
+}
+
 char *mkdtemp(char *template)
 {
 	return strike("mkdtemp", template, -1) == FAIL ? NULL : REAL(mkdtemp)(template);
@@ -234,6 +255,21 @@ int fsync(int fd)
 	return strike("fsync", NULL, fd) == FAIL ? -1 : REAL(fsync)(fd);
 }
 
+int syncfs(int fd)
+{
+	return strike("fsync", NULL, fd) == FAIL ? -1 : REAL(syncfs)(fd);
+}
+
+int rename(const char *from, const char *to)
+{
+	return strike("rename", to, -1) == FAIL ? -1 : REAL(rename)(from, to);
+}
+
+int renameat(int from_dir, const char *from, int to_dir, const char *to)
+{
+	return strike("rename", to, -1) == FAIL ? -1 : REAL(renameat)(from_dir, from, to_dir, to);
+}
+
 int renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
 {
 	return strike("rename", to, -1) == FAIL
@@ -266,6 +302,12 @@ int ioctl(int fd, unsigned long request, ...)
 int socket(int domain, int type, int protocol)
 {
 	return strike("socket", "", -1) == FAIL ? -1 : REAL(socket)(domain, type, protocol);
+}
+
+int socketpair(int domain, int type, int protocol, int pair[2])
+{
+	return strike("socket", "", -1) == FAIL ? -1
+	                                        : REAL(socketpair)(domain, type, protocol, pair);
 }
 
 int eventfd(unsigned n, int flags)
