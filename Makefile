@@ -288,9 +288,9 @@ $(B)/shim.so: tests/faults/shim.c $(B)/flags
 	$(call say,LINK,$@)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -g -O1 -fPIC -shared -Wall -Wextra -Werror -o $@ $< -ldl
 
-## isolation     each layer of the monitor's jail, as root and as a user (needs /dev/kvm, no template); K=expression
+## isolation     each layer of the monitor's jail, as root and as a user (needs /dev/kvm, no template); K=expression, LIST=1 shows what was tried
 isolation: build
-	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q -rsx -p no:cacheprovider tests/isolation $(if $(K),-k '$(K)')
+	$(Q)THAWBOX_BIN=$(abspath $(B)) $(PYTHON) -m pytest -q $(if $(LIST),-rsxP,-rsx) -p no:cacheprovider tests/isolation $(if $(K),-k '$(K)')
 
 test-guest:
 	$(Q)$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/guest $(if $(K),-k '$(K)')

@@ -2,12 +2,13 @@
 """Freeze and thaw of a guest of a few instructions: the whole path of a first cell, in milliseconds."""
 import json
 import os
+import signal
 import socket
 import struct
 
 import pytest
 
-from tiny import elf, interpreter
+from tiny import IF_NOT_ZERO, JUMP, assemble, elf, interpreter
 from vmm import RESULT, VmmError, frame, request
 
 ANSWER = frame(RESULT, json.dumps({"status": "ok", "execution_count": 1, "error": None}).encode())
@@ -169,3 +170,79 @@ def test_vsock_path(vmm, frozen, tmp_path):
                 other.thaw(frozen, None, vsock=str(path))
         assert path.exists()
     assert not path.exists()
+
+
+def at64(address: int) -> bytes:
+    return b"\x48\xb8" + struct.pack("<Q", address)  # mov rax, address
+
+
+def store64(address: int, low: int, high: int | None = None) -> bytes:
+    code = at64(address) + b"\xc7\x00" + struct.pack("<I", low)  # mov dword [rax], low
+    return code if high is None else code + b"\xc7\x40\x04" + struct.pack("<I", high)
+
+
+def test_memory_on_both_sides_of_the_hole(vmm, tmp_path):
+    """5 GiB, of which a guest uses pages beyond 2 GiB, at the hole (but for the page of the generation id), from 4 GiB on and the last one: they are in the
+    snapshot where docs/snapshot.md says, and the thawed guest finds them."""
+    hole, end, large, tables, turns = 0xD0000000, 0x170000000, 2 << 20, 0x300000, 0x304000
+    window = 1 << 32  # the fifth GiB of the guest's addresses: large pages of its own choice
+    pages = [0x80000000, hole - large, 1 << 32, end - large, hole]  # the last for the serial port
+    marks = {window: pages[0], window + 2 * large - 8192: hole - 8192, window + 2 * large: hole,
+             window + 4 * large - 4096: (5 << 30) - 4096}  # and where they are in the file
+    code = store64(0xA020, tables | 3, 0)  # the fifth entry of the page directories' table (vmm/layout.h)
+    for n, page in enumerate(pages):
+        code += store64(tables + 8 * n, page & 0xFFFFFFFF | 0x83, page >> 32)
+    code += b"".join(store64(address, 0xC0FFEE00 + n) for n, address in enumerate(marks))
+    code = assemble(code, at64(window + 4 * large), b"\xc6\x00r", "again",
+                    *(part for n, address in enumerate(marks) for part in (
+                        at64(address), b"\x81\x38" + struct.pack("<I", 0xC0FFEE00 + n), (IF_NOT_ZERO, "bad"))),
+                    at64(turns), b"\xff\x00", (JUMP, "again"), "bad", b"\x0f\x0b")
+    (tmp_path / "kernel").write_bytes(elf(code, pvh=False))
+
+    def read(name: str, where: int) -> int:
+        with open(tmp_path / name / "memory", "rb") as file:
+            return struct.unpack("<I", os.pread(file.fileno(), 4, where))[0]
+
+    ours, theirs = socket.socketpair()
+    with vmm() as m, ours:
+        with theirs:
+            m.call("boot", kernel=str(tmp_path / "kernel"), memory_mb=5 << 10, serial="fd", fd=theirs.fileno())
+        ours.settimeout(60)
+        assert ours.recv(1) == b"r"
+        m.snapshot(tmp_path / "first")
+    memory = (tmp_path / "first" / "memory").stat()
+    assert memory.st_size == (5 << 30) + 4096 and memory.st_blocks * 512 < 1 << 20
+    assert [read("first", where) for where in marks.values()] == [0xC0FFEE00 + n for n in range(4)]
+    with vmm() as m:
+        m.thaw(tmp_path / "first", None)
+        for n in range(100):
+            m.call("pause")
+            m.snapshot(tmp_path / f"later{n}")
+            if read(f"later{n}", turns) > read("first", turns) + 1:
+                break
+            m.call("resume")
+        assert not [e for e in m.events if e["event"] == "exit"]
+        assert read(f"later{n}", turns) > read("first", turns) + 1, "it has not looked"
+        assert [read(f"later{n}", where) for where in marks.values()] == [0xC0FFEE00 + n for n in range(4)]
+
+
+def test_memory_that_is_cut_under_a_guest(vmm, tmp_path):
+    """Who may write a template can end its sandboxes; it is their end, and nobody else's."""
+    kernel = tmp_path / "kernel"
+    kernel.write_bytes(elf(interpreter(ANSWER), pvh=True))
+    with vmm() as m:
+        m.call("boot", kernel=str(kernel), memory_mb=64)
+        m.event("parked", 60)
+        m.snapshot(tmp_path / "whole")
+        m.snapshot(tmp_path / "cut")
+    with vmm() as neighbour, vmm() as m:
+        neighbour.thaw(tmp_path / "whole", "1", paused=True)
+        m.thaw(tmp_path / "cut", "1", paused=True)
+        os.truncate(tmp_path / "cut" / "memory", 0)
+        try:
+            m.call("resume")
+            assert m.event("exit")["reason"] == "kvm-error"
+        except VmmError:
+            assert m.process.wait(60) == -signal.SIGBUS
+        assert neighbour.call("resume")["ok"]
+        neighbour.event("first-done")

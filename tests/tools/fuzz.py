@@ -18,6 +18,7 @@ FUZZ = ROOT / "tests" / "fuzz"
 
 # What each target is for: the sources whose lines its coverage counts.
 SOURCES = {
+    "answer": ["api/daemon/answer.c"],
     "blk": ["devices/blk.c", "devices/blk_image.c"],
     "boot": ["vmm/boot.c", "vmm/boot_elf.c", "vmm/boot_bzimage.c", "vmm/boot_setup.c"],
     "cell": ["api/cell.c", "api/agent.c", "api/sandbox.c"],
@@ -28,8 +29,8 @@ SOURCES = {
     "guestpages": ["vmm/guestpages.c"],
     "guestsym": ["vmm/guestsym.c"],
     "http": [f"api/daemon/{name}.c" for name in (
-        "box", "context", "control", "files", "filesystem", "http", "interpreter", "kernel", "listing", "machine", "process",
-        "process_input", "route", "rpc", "server", "text", "upload")],
+        "box", "context", "control", "files", "filesystem", "http", "interpreter", "jobs", "kernel", "listing", "machine", "port",
+        "process", "process_input", "route", "rpc", "server", "stats", "text", "tunnel", "upload", "usage", "watch")],
     "ioapic": ["devices/ioapic.c"],
     "mmio": ["devices/vmmio.c", "devices/vdev.c", "devices/doorbell.c", "vmm/vm.c"],
     "serial": ["devices/serial.c"],
@@ -102,6 +103,10 @@ def main() -> int:
     parser.add_argument("--coverage", type=Path, help="folder of the programs that count lines")
     parser.add_argument("--json", action="store_true", help="an object a target instead of the table")
     args = parser.parse_args()
+    for target in args.targets:
+        missing = [s for s in SOURCES.get(target, ["its line in SOURCES"]) if not (ROOT / s).exists()]
+        if missing:
+            parser.error(f"{target}: {', '.join(missing)}: not there")
     args.build = args.build.resolve()
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(lambda t: run(args.build, t, args.seconds), args.targets))
