@@ -24,12 +24,14 @@ that does its own without a pause:
 
 `share` is what is left to the quiet one: its p50 alone divided by its p50 beside, 1.00 being all of it. Every piece's
 result is checked. `held` is the same with limits on the loud one's disk and streams (--disk-rate, --vsock-rate); its
-`waits` says how often a device stopped it. CPU has no limit in a device: there the host's scheduler divides."""
+`waits` says how often a device stopped it. CPU has no limit in a device: there the host's scheduler divides. With --least a share
+below that (with limits, where there are any) is an error: two processors are to leave 0.4."""
 EXAMPLES = """\
 examples:
   bench/neighbours.py
   bench/neighbours.py --runs 50 --disk-rate 4M --vsock-rate 4M
-exit codes: 0 done; 1 a piece of work failed or gave a wrong result; 2 wrong usage; 130 interrupted"""
+  bench/neighbours.py --least 0.4
+exit codes: 0 done; 1 a piece of work failed or gave a wrong result, or less was left; 2 wrong usage; 130 interrupted"""
 
 KIB = 1 << 10
 PIECE = 64 * KIB
@@ -135,6 +137,7 @@ def measure(args: argparse.Namespace, sandboxes: Sandboxes, progress: Progress) 
             raise BenchError(f"{name}: the limits have not held the loud one back", "choose lower ones")
         rows += [{"resource": name, "way": way, "run": i, "ms": ms} for way in times for i, ms in enumerate(times[way])]
         result["resources"][name] = {"waits": waits, **{way: figures(each) for way, each in times.items()}}
+    check_least(result, args.least)
     return Outcome(result, rows, show(result), lambda: draw(result))
 
 
@@ -142,6 +145,13 @@ def measure(args: argparse.Namespace, sandboxes: Sandboxes, progress: Progress) 
 
 def share(each: dict[str, Any], way: str) -> float:
     return each["alone"].p50 / each[way].p50
+
+
+def check_least(result: dict[str, Any], least: float) -> None:
+    """Raises BenchError when less is left to the quiet one, with limits where there are any."""
+    shares = {name: share(each, "held" if "held" in each else "beside") for name, each in result["resources"].items()}
+    if short := [f"{name} {left:.2f}" for name, left in shares.items() if left < least]:
+        raise BenchError(f"less than {least} is left: {', '.join(short)}\n{show(result)}", "end what else is at work on this host")
 
 
 def show(result: dict[str, Any]) -> str:
@@ -174,6 +184,8 @@ def parser() -> argparse.ArgumentParser:
                          help="bytes a second of the loud one's disks (default 64K)")
     options.add_argument("--vsock-rate", type=common.size(4 << 10, 1 << 30), default=64 * KIB, metavar="SIZE",
                          help="bytes a second of the loud one's streams (default 64K)")
+    options.add_argument("--least", type=common.number(0, 1), default=0.0, metavar="SHARE",
+                         help="fail when less is left to the quiet one (default 0)")
     return options
 
 
