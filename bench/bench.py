@@ -119,7 +119,8 @@ def load(suite: Suite) -> str:
 
 
 PROGRAMS = {"density": ["--max", "12", "--idle", "10"], "steady": ["--cycles", "100"],
-            "vsock": ["--size", "512K", "--runs", "2", "--trips", "30"], "cell": ["--runs", "3", "--seconds", "4"], "disk": []}
+            "vsock": ["--size", "512K", "--runs", "2", "--trips", "30"], "cell": ["--runs", "3", "--seconds", "4"], "disk": [],
+            "neighbours": ["--runs", "10"]}
 
 
 def others(suite: Suite) -> str:
