@@ -256,7 +256,7 @@ def own_pages(pid: int, of: str = "") -> set[int]:
 
 def pages_of_everybody() -> set[int]:
     """The kernel's own, which any process maps: of zeros, of the clock."""
-    with mmap.mmap(-1, PAGE) as zeros:
+    with mmap.mmap(-1, PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as zeros:
         assert zeros[0] == 0
         return own_pages(os.getpid())
 
