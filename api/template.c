@@ -129,6 +129,35 @@ int template_open(struct template *t, const char *name, uint64_t memory_mb, stru
 	               : missing(name, memory_mb, -ENOENT, err);
 }
 
+int template_current(const char *name, char id[TEMPLATE_ID_MAX])
+{
+	char path[PATHS_MAX];
+	struct err ignored;
+	int rc = template_path(name, path, &ignored);
+
+	return rc ? rc : read_current(path, id);
+}
+
+int template_adopt(struct template *t, const char *name, const char *id, int lock_fd,
+                   struct err *err)
+{
+	char path[PATHS_MAX];
+	int rc;
+
+	*t = (struct template){ .lock_fd = -1 };
+	if (!*id || *id == '.' || strchr(id, '/') ||
+	    (size_t)snprintf(t->id, sizeof(t->id), "%s", id) >= sizeof(t->id))
+		return err_set(err, -EINVAL, "'%s' is not the id of a snapshot", id);
+	rc = paths_home(t->home, err);
+	rc = rc ? rc : template_path(name, path, err);
+	rc = rc ? rc : paths_format(t->dir, err, "%s/%s", path, id);
+	if (rc)
+		return rc;
+	(void)snprintf(t->name, sizeof(t->name), "%s", name);
+	t->lock_fd = lock_fd;
+	return 0;
+}
+
 void template_close(struct template *t)
 {
 	own_close_fd(&t->lock_fd);

@@ -51,6 +51,16 @@ NODISCARD int template_open(struct template *t, const char *name, uint64_t memor
                             struct err *err);
 void template_close(struct template *t);
 
+/* The id of the snapshot in use, without a lock on it. -ENOENT: there is none. */
+NODISCARD int template_current(const char *name, char id[TEMPLATE_ID_MAX]);
+
+/*
+ * Snapshot `id` of a template, which need not be in use any more, by a lock on it that somebody has left (-1: nobody has);
+ * `lock_fd` is template_close()'s on success.
+ */
+NODISCARD int template_adopt(struct template *t, const char *name, const char *id, int lock_fd,
+                             struct err *err);
+
 /* Its template.json: a new reference, or NULL. */
 json_t *template_info(const struct template *t);
 

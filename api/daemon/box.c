@@ -107,6 +107,7 @@ static void box_free(struct box *box)
 		free(box->log[i].text);
 	json_decref(box->metadata);
 	json_decref(box->env);
+	stall_release(box->stall);
 	free(box);
 	daemon->nr_boxes--;
 	daemon_check_stop(daemon);
@@ -116,13 +117,14 @@ static void destroy(struct job *job)
 {
 	struct box *box = container_of(job, struct box, job);
 
-	pool_destroy(box->stall->pool, &box->sb);
+	pool_destroy(box->reaper->pool, &box->sb);
 }
 
 static void on_destroyed(struct job *job)
 {
 	struct box *box = container_of(job, struct box, job);
 
+	stall_called(box->reaper);
 	box->daemon->nr_dying--;
 	box_free(box);
 }
@@ -130,6 +132,8 @@ static void on_destroyed(struct job *job)
 static void destroy_later(struct box *box)
 {
 	box->daemon->nr_dying++;
+	box->reaper = stall_reaper(box->stall);
+	stall_call(box->reaper);
 	box->job = (struct job){ .work = destroy, .done = on_destroyed };
 	jobs_add(&box->daemon->jobs, &box->job);
 }
@@ -212,6 +216,7 @@ static struct box *box_new(struct daemon *daemon, struct stall *stall, struct ke
 		return NULL;
 	box->daemon = daemon;
 	box->stall = stall;
+	stall_hold(stall);
 	box->key = key;
 	if (key)
 		key->live++;
@@ -274,6 +279,7 @@ static void on_claimed(struct job *job)
 	struct daemon *daemon = box->daemon;
 	struct err err = box->err;
 
+	stall_called(box->stall);
 	if (err.code) {
 		daemon->counters.create_failed++;
 		box->made(box, &err);
@@ -307,6 +313,7 @@ struct box *box_create(struct daemon *daemon, const struct box_spec *spec)
 		make_token(box->token);
 	if (spec->is_private)
 		make_token(box->traffic_token);
+	stall_call(box->stall);
 	box->job = (struct job){ .work = claim, .done = on_claimed };
 	jobs_add(&daemon->jobs, &box->job);
 	return box;
@@ -353,14 +360,14 @@ static void restore_log(struct box *box, const json_t *log)
 json_t *box_save(const struct box *box, struct handover *h)
 {
 	return json_pack(
-		"{s:s, s:s, s:s, s:s*, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
+		"{s:s, s:s, s:s, s:s*, s:s, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
 		"id", box->id, "token", box->token, "traffic_token", box->traffic_token, "key",
-		box->key ? box->key->name : NULL, "template", box->stall->template.name, "metadata",
-		box->metadata, "env", box->env, "start_us", (json_int_t)box->start_us, "end_us",
-		(json_int_t)box->end_us, "claimed_ns", (json_int_t)box->claimed_ns, "log",
-		save_log(box), "machine", machine_save(&box->machine, h), "contexts",
-		context_save_all(box, h), "processes", process_save_all(box, h), "meter",
-		meter_save(&box->meter));
+		box->key ? box->key->name : NULL, "template", box->stall->template.name,
+		"template_id", box->stall->template.id, "metadata", box->metadata, "env", box->env,
+		"start_us", (json_int_t)box->start_us, "end_us", (json_int_t)box->end_us,
+		"claimed_ns", (json_int_t)box->claimed_ns, "log", save_log(box), "machine",
+		machine_save(&box->machine, h), "contexts", context_save_all(box, h), "processes",
+		process_save_all(box, h), "meter", meter_save(&box->meter));
 }
 
 static bool copy_member(const json_t *saved, const char *name, char *out, size_t size)
@@ -388,14 +395,6 @@ static struct key *find_key(struct daemon *daemon, const char *name)
 	return NULL;
 }
 
-static struct stall *find_stall(struct daemon *daemon, const char *name)
-{
-	for (unsigned i = 0; name && i < daemon->nr_stalls; i++)
-		if (!strcmp(daemon->stalls[i].template.name, name))
-			return &daemon->stalls[i];
-	return NULL;
-}
-
 /* The machine is there: a failure ends the box in the usual way. */
 static int restore_parts(struct box *box, const json_t *saved, struct handover *h)
 {
@@ -416,7 +415,8 @@ static int restore_parts(struct box *box, const json_t *saved, struct handover *
 
 int box_restore(struct daemon *daemon, const json_t *saved, struct handover *h)
 {
-	struct stall *stall = find_stall(daemon, text_member(saved, "template"));
+	struct stall *stall =
+		stall_of(daemon, text_member(saved, "template"), text_member(saved, "template_id"));
 	struct box *box;
 	int rc;
 

@@ -10,7 +10,7 @@
 #include "api/daemon/jobs.h"
 #include "api/daemon/machine.h"
 #include "api/daemon/meter.h"
-#include "api/template.h"
+#include "api/daemon/stall.h"
 
 #include <jansson.h>
 
@@ -21,13 +21,6 @@ struct daemon;
 struct handover;
 struct key;
 struct request;
-
-/* A template that is served, and its pool. */
-struct stall {
-	struct template template;
-	struct pool *pool;
-	json_t *info; /* its template.json */
-};
 
 struct box_line {
 	int64_t us; /* since 1970 */
@@ -57,10 +50,11 @@ struct box {
 	struct meter meter;
 	double cpu_share; /* of one processor; 0: all that there is */
 	struct box_line log[BOX_LOG_LINES];
-	unsigned nr_lines; /* ever */
-	struct job job;    /* its making, then its end */
-	struct sandbox sb; /* the same */
-	struct err err;    /* the same */
+	unsigned nr_lines;    /* ever */
+	struct job job;       /* its making, then its end */
+	struct stall *reaper; /* whose pool does the latter */
+	struct sandbox sb;    /* the same */
+	struct err err;       /* the same */
 	void (*made)(struct box *box, const struct err *err);
 	void *ctx; /* of `made` */
 };

@@ -42,7 +42,7 @@ static struct stall *find_stall(struct daemon *daemon, const char *id)
 	size_t n = strcspn(id, ":");
 
 	for (unsigned i = 0; i < daemon->nr_stalls; i++) {
-		struct stall *stall = &daemon->stalls[i];
+		struct stall *stall = daemon->stalls[i];
 		const char *name = stall->template.name;
 
 		if ((strlen(name) == n && !strncmp(name, id, n)) ||

@@ -13,7 +13,6 @@
 #include "api/daemon/route.h"
 #include "api/keys.h"
 
-#define STALLS_MAX   8
 #define ENVD_VERSION "0.6.4" /* what its gates in the SDKs stand for: docs/e2b.md */
 
 struct options {
@@ -36,7 +35,7 @@ struct options {
 
 /* Counters for /metrics; only ever up. */
 struct counters {
-	uint64_t created, create_failed, ended_killed, ended_expired, ended_lost;
+	uint64_t created, create_failed, ended_killed, ended_expired, ended_lost, rotated;
 	uint64_t requests, denied, cells, cells_timed_out, processes;
 	uint64_t bytes_in, bytes_out;
 	uint64_t thaw_bucket[16], thaws, thaw_sum_us;
@@ -54,8 +53,10 @@ struct daemon {
 	struct http http;
 	struct jobs jobs;
 	struct keys keys;
-	struct stall stalls[STALLS_MAX];
+	struct stall *stalls[STALLS_MAX];
 	unsigned nr_stalls;
+	struct node old_stalls; /* whose place another has */
+	struct rotation rotation;
 	struct node boxes;
 	unsigned nr_boxes; /* those that are being made included */
 	unsigned nr_dying;

@@ -63,7 +63,9 @@ static const char more[] =
 	"signal ends them. SIGUSR2 starts its program again, which may be another by now, and "
 	"takes "
 	"the\n"
-	"sandboxes over. SIGHUP reads the keys again. GET /health, GET /metrics (Prometheus).\n"
+	"sandboxes over. SIGHUP reads the keys again. A template that is baked again serves new "
+	"sandboxes\n"
+	"as soon as it is there. GET /health, GET /metrics (Prometheus).\n"
 	"When it is killed, its sandboxes end with it. docs/e2b.md tells what of E2B it offers.\n";
 
 /* --- stopping ------------------------------------------------------------------------------------------ */
@@ -149,14 +151,16 @@ static void on_signal(struct loop_op *op, int res)
 	if (res == -ECANCELED)
 		return;
 	while (read(server->signal_fd, &info, sizeof(info)) == sizeof(info)) {
-		if (info.ssi_signo == SIGHUP)
+		if (info.ssi_signo == SIGHUP) {
 			reload_keys(server);
-		else if (info.ssi_signo == SIGUSR2)
+			stalls_look(&server->daemon);
+		} else if (info.ssi_signo == SIGUSR2) {
 			leave(&server->daemon, LEAVE_EXEC);
-		else if (server->daemon.opts.keep && server->daemon.leave == LEAVE_NOT)
+		} else if (server->daemon.opts.keep && server->daemon.leave == LEAVE_NOT) {
 			leave(&server->daemon, LEAVE_STORE);
-		else
+		} else {
 			stop(&server->daemon);
+		}
 	}
 	loop_poll(&server->daemon.loop, op, server->signal_fd, POLLIN);
 }
@@ -195,65 +199,6 @@ static int take_signals(struct server *server, struct err *err)
 }
 
 /* --- starting ------------------------------------------------------------------------------------------ */
-
-static int parse_kind(const char *text, enum pool_kind *kind, struct err *err)
-{
-	static const char *const names[] = { "shell", "standby", "warm" };
-
-	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-		if (!strcmp(text, names[i])) {
-			*kind = (enum pool_kind)i;
-			return 0;
-		}
-	}
-	return err_set(err, -EINVAL, "--pool-kind %s: it is shell, standby or warm", text);
-}
-
-static int open_stall(struct daemon *daemon, const char *name, struct err *err)
-{
-	struct stall *stall = &daemon->stalls[daemon->nr_stalls];
-	struct pool_spec spec = { .size = (unsigned)daemon->opts.pool_size,
-		                  .max_dying = (unsigned)daemon->opts.pool_size + 8,
-		                  .verbose = getenv("THAWBOX_DEBUG") != NULL };
-	int rc = parse_kind(daemon->opts.pool_kind, &spec.kind, err);
-
-	if (!rc && daemon->nr_stalls == STALLS_MAX)
-		rc = err_set(err, -EINVAL, "--template: at most %d", STALLS_MAX);
-	rc = rc ? rc : template_open(&stall->template, name, 0, err);
-	if (rc)
-		return rc;
-	spec.dir = stall->template.dir;
-	spec.overlay_dir = stall->template.home;
-	rc = pool_open(&stall->pool, &spec, err);
-	if (rc) {
-		template_close(&stall->template);
-		return err_wrap(err, "template %s", name);
-	}
-	stall->info = template_info(&stall->template);
-	daemon->nr_stalls++;
-	return 0;
-}
-
-static int open_stalls(struct daemon *daemon, struct err *err)
-{
-	const struct arg_list *names = &daemon->opts.templates;
-	int rc = 0;
-
-	if (!names->nr)
-		return open_stall(daemon, TEMPLATE_DEFAULT, err);
-	for (unsigned i = 0; !rc && i < names->nr; i++)
-		rc = open_stall(daemon, names->at[i], err);
-	return rc;
-}
-
-static void close_stalls(struct daemon *daemon)
-{
-	for (unsigned i = 0; i < daemon->nr_stalls; i++) {
-		pool_close(daemon->stalls[i].pool);
-		template_close(&daemon->stalls[i].template);
-		json_decref(daemon->stalls[i].info);
-	}
-}
 
 /* Without keys nobody but this machine's users may come. */
 static int check_exposure(const struct server *server, struct err *err)
@@ -332,13 +277,15 @@ static int serve(struct server *server, struct err *err)
 	if (daemon->opts.exit_with_stdin)
 		loop_poll(&daemon->loop, &server->stdin_op, STDIN_FILENO, POLLIN);
 	journal_event(LOG_LVL_INFO, NULL, "thawboxd " THAWBOX_VERSION " serves %s at %s, %u keys",
-	              daemon->stalls[0].template.name, server->listening.where, daemon->keys.nr);
+	              daemon->stalls[0]->template.name, server->listening.where, daemon->keys.nr);
 	restart_adopt(daemon, &server->handover);
+	stalls_watch(daemon);
 	rc = loop_run(&daemon->loop);
 	if (!rc && daemon->leave != LEAVE_NOT)
 		rc = restart_settle(daemon);
 	if (!rc && daemon->is_stopping && daemon->nr_boxes) /* a stop came in between */
 		rc = loop_run(&daemon->loop);
+	stalls_unwatch(daemon);
 	(void)loop_reap(&daemon->loop, &server->signal_op);
 	(void)loop_reap(&daemon->loop, &server->stdin_op);
 	(void)loop_reap(&daemon->loop, &daemon->stop_timer);
@@ -392,7 +339,7 @@ static int run(struct server *server, struct err *err)
 	rc = rc ? rc : open_listening(server, err);
 	rc = rc ? rc : check_exposure(server, err);
 	choose_domain(server);
-	rc = rc ? rc : open_stalls(daemon, err);
+	rc = rc ? rc : stalls_open(daemon, err);
 	rc = rc ? rc : loop_open(&daemon->loop, 1024, err);
 	if (!rc) {
 		rc = jobs_open(&daemon->jobs, &daemon->loop, NR_JOBS, err);
@@ -404,7 +351,7 @@ static int run(struct server *server, struct err *err)
 		jobs_close(&daemon->jobs);
 		loop_close(&daemon->loop);
 	}
-	close_stalls(daemon);
+	stalls_close(daemon);
 	if (!rc && is_leaving(daemon))
 		rc = hand_over(server, err);
 	keys_free(&daemon->keys);

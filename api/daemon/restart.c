@@ -118,7 +118,8 @@ int restart_save(const struct daemon *daemon, int listen_fd, struct handover *h,
 		if (json_array_append_new(boxes, box_save(box, h)))
 			h->has_failed = true;
 	}
-	h->state = json_pack("{s:o, s:o}", "boxes", boxes, "listen", handover_fd(h, listen_fd));
+	h->state = json_pack("{s:o, s:o, s:o}", "boxes", boxes, "templates", stalls_save(daemon, h),
+	                     "listen", handover_fd(h, listen_fd));
 	return h->state && !h->has_failed ? 0 : err_set(err, -ENOMEM, "restart: no memory");
 }
 
@@ -132,6 +133,7 @@ void restart_adopt(struct daemon *daemon, struct handover *h)
 	const json_t *saved;
 	size_t i;
 
+	stalls_restore(daemon, json_object_get(h->state, "templates"), h);
 	json_array_foreach(json_object_get(h->state, "boxes"), i, saved)
 	{
 		const char *id = text_member(saved, "id");
@@ -142,6 +144,7 @@ void restart_adopt(struct daemon *daemon, struct handover *h)
 			              rc == -ENOENT ? "its template is not served any more"
 			                            : strerror(-rc));
 	}
+	stalls_settle(daemon);
 	if (h->state)
 		journal_event(LOG_LVL_INFO, NULL, "took over %u sandboxes", count_live(daemon));
 	handover_close(h);

@@ -60,19 +60,19 @@ static void pools(FILE *f, const struct daemon *daemon)
 	      "# TYPE thawbox_pool_members gauge\n",
 	      f);
 	for (unsigned i = 0; i < daemon->nr_stalls; i++) {
-		struct pool_stats s = pool_stats(daemon->stalls[i].pool);
+		struct pool_stats s = pool_stats(daemon->stalls[i]->pool);
 		unsigned n[] = { s.ready, s.making, s.dying };
 
 		for (size_t k = 0; k < ARRAY_LEN(kinds); k++)
 			fprintf(f, "thawbox_pool_members{template=\"%s\",state=\"%s\"} %u\n",
-			        daemon->stalls[i].template.name, kinds[k], n[k]);
+			        daemon->stalls[i]->template.name, kinds[k], n[k]);
 	}
 	fputs("# HELP thawbox_pool_misses_total Creates that found no member ready.\n"
 	      "# TYPE thawbox_pool_misses_total counter\n",
 	      f);
 	for (unsigned i = 0; i < daemon->nr_stalls; i++)
 		fprintf(f, "thawbox_pool_misses_total{template=\"%s\"} %" PRIu64 "\n",
-		        daemon->stalls[i].template.name, pool_stats(daemon->stalls[i].pool).misses);
+		        daemon->stalls[i]->template.name, stall_misses(daemon->stalls[i]));
 }
 
 static void print(FILE *f, const struct daemon *daemon)
@@ -94,6 +94,8 @@ static void print(FILE *f, const struct daemon *daemon)
 	        c->ended_killed, c->ended_expired, c->ended_lost);
 	gauge(f, "sandboxes", "Sandboxes that live.", daemon->nr_boxes - daemon->nr_dying);
 	gauge(f, "sandboxes_ending", "Sandboxes whose machine is torn down.", daemon->nr_dying);
+	counter(f, "template_rotations_total", "Templates that were baked again and serve since.",
+	        c->rotated);
 	histogram(f, c);
 	pools(f, daemon);
 	counter(f, "cells_total", "Cells begun.", c->cells);

@@ -96,6 +96,29 @@ Test(template, new_one_is_switched_in_and_the_old_one_goes_when_unused)
 	template_close(&now);
 }
 
+Test(template, lock_that_somebody_has_left)
+{
+	struct template t, other;
+	char path[PATHS_MAX], id[TEMPLATE_ID_MAX];
+
+	cr_assert_eq(template_current("t", id), -ENOENT);
+	bake("t", "1", 512, path);
+	cr_assert_eq(template_open(&t, "t", 0, &err), 0);
+	bake("t", "2", 512, path);
+	cr_assert_eq(template_current("t", id), 0);
+	cr_assert_str_eq(id, "2");
+	cr_assert_eq(template_adopt(&other, t.name, t.id, t.lock_fd, &err), 0, "%s", err.msg);
+	cr_assert(!strcmp(other.dir, t.dir) && !strcmp(other.home, t.home));
+	template_sweep(path);
+	cr_assert_eq(access(t.dir, F_OK), 0);
+	template_close(&other);
+	template_sweep(path);
+	cr_assert_neq(access(t.dir, F_OK), 0);
+	for (const char *const *bad = (const char *const[]){ "", "..", ".x", "a/b", NULL }; *bad;
+	     bad++)
+		cr_assert_eq(template_adopt(&other, "t", *bad, -1, &err), -EINVAL);
+}
+
 Test(template, dead_build_is_swept_and_a_living_one_is_not)
 {
 	char path[PATHS_MAX], dead[PATHS_MAX], live[PATHS_MAX];
