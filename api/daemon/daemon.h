@@ -33,7 +33,7 @@ struct options {
 	bool exit_with_stdin; /* whoever started it holds the other end of a pipe */
 };
 
-/* Counters for /metrics; only ever up. */
+/* Counters for /metrics; only ever up, from one daemon to the next, too (stats_save()). */
 struct counters {
 	uint64_t created, create_failed, ended_killed, ended_expired, ended_lost, rotated;
 	uint64_t requests, denied, cells, cells_timed_out, processes;
@@ -87,6 +87,10 @@ void reply_not_offered(struct request *req, const char *what);
 
 /* Counts one thaw, by its histogram. */
 void stats_thaw(struct counters *c, uint64_t us);
+/* All of them by name: a new reference. */
+json_t *stats_save(const struct counters *c);
+/* What is not there, or no number, begins anew. */
+void stats_restore(struct counters *c, const json_t *saved);
 /* GET /metrics: in Prometheus' text format. */
 void stats_handle(struct request *req);
 

@@ -118,7 +118,8 @@ int restart_save(const struct daemon *daemon, int listen_fd, struct handover *h,
 		if (json_array_append_new(boxes, box_save(box, h)))
 			h->has_failed = true;
 	}
-	h->state = json_pack("{s:o, s:o, s:o}", "boxes", boxes, "templates", stalls_save(daemon, h),
+	h->state = json_pack("{s:o, s:o, s:o, s:o}", "boxes", boxes, "templates",
+	                     stalls_save(daemon, h), "counters", stats_save(&daemon->counters),
 	                     "listen", handover_fd(h, listen_fd));
 	return h->state && !h->has_failed ? 0 : err_set(err, -ENOMEM, "restart: no memory");
 }
@@ -133,6 +134,7 @@ void restart_adopt(struct daemon *daemon, struct handover *h)
 	const json_t *saved;
 	size_t i;
 
+	stats_restore(&daemon->counters, json_object_get(h->state, "counters"));
 	stalls_restore(daemon, json_object_get(h->state, "templates"), h);
 	json_array_foreach(json_object_get(h->state, "boxes"), i, saved)
 	{

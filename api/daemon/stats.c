@@ -4,6 +4,7 @@
 #include "core/own.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 
 /* Upper bounds of the thaw histogram, microseconds. */
@@ -20,6 +21,57 @@ void stats_thaw(struct counters *c, uint64_t us)
 	c->thaws++;
 	c->thaw_sum_us += us;
 }
+
+/* --- from one daemon to the next ----------------------------------------------------------------------- */
+
+#define FIELD(name) #name, offsetof(struct counters, name)
+
+static const struct field {
+	const char *name;
+	size_t at;
+} fields[] = {
+	{ FIELD(created) },         { FIELD(create_failed) }, { FIELD(ended_killed) },
+	{ FIELD(ended_expired) },   { FIELD(ended_lost) },    { FIELD(rotated) },
+	{ FIELD(requests) },        { FIELD(denied) },        { FIELD(cells) },
+	{ FIELD(cells_timed_out) }, { FIELD(processes) },     { FIELD(bytes_in) },
+	{ FIELD(bytes_out) },       { FIELD(thaws) },         { FIELD(thaw_sum_us) },
+};
+
+static uint64_t *field_of(const struct counters *c, const struct field *field)
+{
+	return (uint64_t *)((uintptr_t)c + field->at);
+}
+
+/* One that is negative, or too large for a JSON integer, cannot be. */
+static uint64_t saved_number(const json_t *value)
+{
+	return json_integer_value(value) > 0 ? (uint64_t)json_integer_value(value) : 0;
+}
+
+json_t *stats_save(const struct counters *c)
+{
+	json_t *all = json_object(), *buckets = json_array();
+
+	for (size_t i = 0; i < ARRAY_LEN(fields); i++)
+		json_object_set_new(all, fields[i].name,
+		                    json_integer((json_int_t)*field_of(c, &fields[i])));
+	for (size_t i = 0; i < ARRAY_LEN(c->thaw_bucket); i++)
+		json_array_append_new(buckets, json_integer((json_int_t)c->thaw_bucket[i]));
+	json_object_set_new(all, "thaw_bucket", buckets);
+	return all;
+}
+
+void stats_restore(struct counters *c, const json_t *saved)
+{
+	const json_t *buckets = json_object_get(saved, "thaw_bucket");
+
+	for (size_t i = 0; i < ARRAY_LEN(fields); i++)
+		*field_of(c, &fields[i]) += saved_number(json_object_get(saved, fields[i].name));
+	for (size_t i = 0; i < ARRAY_LEN(c->thaw_bucket); i++)
+		c->thaw_bucket[i] += saved_number(json_array_get(buckets, i));
+}
+
+/* --- for Prometheus ------------------------------------------------------------------------------------ */
 
 static void counter(FILE *f, const char *name, const char *help, uint64_t value)
 {

@@ -81,9 +81,12 @@ def test_new_ones_come_from_the_new_one(start, template):
     assert (of(daemon, first), of(daemon, second)) == ({box.sandbox_id}, {fresh.sandbox_id})
     assert box.run_code("x + 1").text == "42", "what lives goes on"
     assert daemon.metric("thawbox_template_rotations_total") == 1
+    made, asked = daemon.metric('thawbox_creates_total{"result": "ok"}'), daemon.metric("thawbox_requests_total")
     restart(daemon)
     assert (of(daemon, first), of(daemon, second)) == ({box.sandbox_id}, {fresh.sandbox_id})
     assert box.run_code("x + 1").text == "42" and fresh.run_code("2 + 2").text == "4"
+    assert daemon.metric("thawbox_template_rotations_total") == 1 and daemon.metric("thawbox_requests_total") > asked
+    assert daemon.metric('thawbox_creates_total{"result": "ok"}') == made, "counters go on"
     assert template.is_in_use(first), "a sandbox of it lives"
     box.kill()
     template.wait_unused(first)
