@@ -360,14 +360,16 @@ static void restore_log(struct box *box, const json_t *log)
 json_t *box_save(const struct box *box, struct handover *h)
 {
 	return json_pack(
-		"{s:s, s:s, s:s, s:s*, s:s, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
+		"{s:s, s:s, s:s, s:s*, s:s, s:s, s:O, s:O, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, "
+		"s:o}",
 		"id", box->id, "token", box->token, "traffic_token", box->traffic_token, "key",
 		box->key ? box->key->name : NULL, "template", box->stall->template.name,
 		"template_id", box->stall->template.id, "metadata", box->metadata, "env", box->env,
 		"start_us", (json_int_t)box->start_us, "end_us", (json_int_t)box->end_us,
 		"claimed_ns", (json_int_t)box->claimed_ns, "log", save_log(box), "machine",
 		machine_save(&box->machine, h), "contexts", context_save_all(box, h), "processes",
-		process_save_all(box, h), "meter", meter_save(&box->meter));
+		process_save_all(box, h), "watches", watch_save_all(box, h), "meter",
+		meter_save(&box->meter));
 }
 
 static bool copy_member(const json_t *saved, const char *name, char *out, size_t size)
@@ -408,6 +410,7 @@ static int restore_parts(struct box *box, const json_t *saved, struct handover *
 	loop_timer(&box->daemon->loop, &box->ttl_op, end > now ? (uint64_t)(end - now) * 1000u : 1);
 	rc = context_restore_all(box, json_object_get(saved, "contexts"), h);
 	rc = rc ? rc : process_restore_all(box, json_object_get(saved, "processes"), h);
+	rc = rc ? rc : watch_restore_all(box, json_object_get(saved, "watches"), h);
 	if (rc)
 		box_end(box, "the daemon before this one left it in a state that is not known");
 	return rc;

@@ -542,6 +542,22 @@ int http_open(struct http *http, struct loop *loop, const struct http_handlers *
 	return 0;
 }
 
+/* One that nobody has answered to the end. A client that has not taken what there was would hold us up. */
+static void quiesce(struct request *req)
+{
+	bool is_answering = req->status, takes_all = req->is_suspended;
+
+	if ((takes_all || req->upgraded) && req->ops && req->ops->leaving)
+		req->ops->leaving(req);
+	if (req->is_cut || req->has_ended || (!is_answering && req->status))
+		return;
+	abandon(req);
+	if (!is_answering && !req->is_cut && req->is_complete)
+		req->http->handlers->left(req);
+	else
+		request_cut(req);
+}
+
 void http_quiesce(struct http *http)
 {
 	http->is_quiet = true;
@@ -551,7 +567,7 @@ void http_quiesce(struct http *http)
 		struct request *req = container_of(node, struct request, node);
 
 		if (!req->status || (req->is_stream && !req->has_ended))
-			request_abandon(req);
+			quiesce(req);
 	}
 }
 

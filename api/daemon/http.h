@@ -40,6 +40,8 @@ struct request_ops {
 	void (*drained)(struct request *req);
 	/* After reply_upgrade(): `fd` is the client, non-blocking and not to be closed; `extra` is what it has said. */
 	void (*upgraded)(struct request *req, int fd, const void *extra, size_t len);
+	/* The daemon is replaced: a last word, if there is one that is true. It is cut, or answered, after that. */
+	void (*leaving)(struct request *req);
 	/* The client has left, or the request's box is gone: no more calls with `req` after this one. */
 	void (*gone)(struct request *req);
 };
@@ -88,6 +90,8 @@ struct http_handlers {
 	void (*begin)(struct request *req);
 	void (*complete)(struct request *req); /* not called when `begin` has answered */
 	void (*done)(struct request *req);     /* sent, or given up: for the log and the counters */
+	void (*left)(
+		struct request *req); /* answers one that http_quiesce() found without an answer */
 };
 
 struct http_spec {
@@ -115,8 +119,9 @@ NODISCARD int http_open(struct http *http, struct loop *loop, const struct http_
 void http_close(struct http *http);
 
 /*
- * Takes no connection and no request any more, and cuts those that nobody has answered to the end. Whoever comes waits
- * in the listening socket, which stays open also when this is closed.
+ * Takes no connection and no request any more. Who waits for an answer gets one that says why it is none; answers that have
+ * begun end as their ops->leaving can say, or are cut, as are uploads and those of clients that read too slowly.
+ * Whoever comes waits in the listening socket, which stays open also when this is closed.
  */
 void http_quiesce(struct http *http);
 

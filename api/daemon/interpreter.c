@@ -358,7 +358,30 @@ static void on_gone(struct request *req)
 	execution_free(x);
 }
 
-static const struct request_ops execute_ops = { .drained = on_drained, .gone = on_gone };
+/* The next daemon knows nothing of this cell, which is interrupted as if its client had left. */
+static void on_leaving(struct request *req)
+{
+	struct execution *x = req->ctx;
+	json_t *result = NULL;
+
+	cell_set_error(&result, "DaemonReplaced",
+	               x->count ? "the daemon is being replaced: the cell was interrupted, its "
+	                          "variables are kept"
+	                        : "the daemon is being replaced: the cell did not run");
+	context_cancel(&x->run);
+	x->run.context = NULL;
+	say_tails(x, true);
+	say_error(x, json_object_get(result, "error"));
+	json_decref(result);
+	say(x, json_pack("{s:s, s:s, s:b}", "type", "end_of_execution", "ended", "aborted",
+	                 "context_restarted", 0));
+	execution_free(x);
+	reply_end(req);
+}
+
+static const struct request_ops execute_ops = { .drained = on_drained,
+	                                        .leaving = on_leaving,
+	                                        .gone = on_gone };
 
 static void fail(struct request *req, unsigned status, const char *text)
 {

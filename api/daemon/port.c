@@ -306,6 +306,15 @@ static void on_gone(struct request *req)
 	visit_free(req->ctx);
 }
 
+/* A stream of bytes has no last word; that of a WebSocket has. */
+static void on_leaving(struct request *req)
+{
+	struct visit *v = req->ctx;
+
+	if (v->tunnel.loop)
+		tunnel_leave(&v->tunnel);
+}
+
 static void on_tunnel_over(struct tunnel *t)
 {
 	struct visit *v = container_of(t, struct visit, tunnel);
@@ -323,6 +332,7 @@ static void on_upgraded(struct request *req, int fd, const void *extra, size_t l
 	bool is_over;
 
 	tunnel_open(&v->tunnel, &daemon_of(req)->loop, &v->stream, fd, on_tunnel_over);
+	v->tunnel.is_websocket = text_is(request_header(req, "Upgrade"), "websocket");
 	if (len)
 		tunnel_from_client(&v->tunnel, extra, len);
 	is_over = v->early.len && !tunnel_from_guest(&v->tunnel, v->early.p, v->early.len);
@@ -337,6 +347,7 @@ static const struct request_ops visit_ops = { .data = on_data,
 	                                      .complete = on_complete,
 	                                      .drained = on_client_drained,
 	                                      .upgraded = on_upgraded,
+	                                      .leaving = on_leaving,
 	                                      .gone = on_gone };
 
 /* --- its head ------------------------------------------------------------------------------------------ */

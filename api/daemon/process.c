@@ -72,9 +72,6 @@ static void on_watcher_gone(struct request *req)
 	go_on(p);
 }
 
-static const struct request_ops watcher_ops = { .drained = on_watcher_drained,
-	                                        .gone = on_watcher_gone };
-
 static void on_keepalive(struct loop_op *op, int res)
 {
 	struct watcher *w = container_of(op, struct watcher, keepalive_op);
@@ -107,6 +104,16 @@ static void on_watcher_deadline(struct loop_op *op, int res)
 		end_watcher(container_of(op, struct watcher, deadline_op), RPC_DEADLINE_EXCEEDED,
 		            "the deadline of this stream has passed; the process runs on");
 }
+
+static void on_watcher_leaving(struct request *req)
+{
+	end_watcher(req->ctx, RPC_ABORTED,
+	            "the daemon is being replaced; the command runs on: connect to it again");
+}
+
+static const struct request_ops watcher_ops = { .drained = on_watcher_drained,
+	                                        .leaving = on_watcher_leaving,
+	                                        .gone = on_watcher_gone };
 
 /* `timeout_ms`: after which the stream ends; 0: never. NULL: the request was cut. */
 static struct watcher *watch(struct process *p, struct request *req, uint64_t timeout_ms)

@@ -30,6 +30,7 @@ static const struct {
 	[RPC_PERMISSION_DENIED] = { "permission_denied", 403 },
 	[RPC_RESOURCE_EXHAUSTED] = { "resource_exhausted", 429 },
 	[RPC_FAILED_PRECONDITION] = { "failed_precondition", 400 },
+	[RPC_ABORTED] = { "aborted", 409 },
 	[RPC_UNIMPLEMENTED] = { "unimplemented", 501 },
 	[RPC_INTERNAL] = { "internal", 500 },
 	[RPC_UNAVAILABLE] = { "unavailable", 503 },
@@ -81,6 +82,11 @@ void rpc_fail(struct request *req, enum rpc_code code, const char *fmt, ...)
 	json = error_json(code, fmt, ap);
 	va_end(ap);
 	reply_json(req, codes[code].status, json);
+}
+
+bool rpc_is_call(const struct route *route)
+{
+	return strchr(route->path, '.');
 }
 
 /* --- requests ------------------------------------------------------------------------------------------ */

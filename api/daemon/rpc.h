@@ -22,11 +22,17 @@ enum rpc_code {
 	RPC_PERMISSION_DENIED,
 	RPC_RESOURCE_EXHAUSTED,
 	RPC_FAILED_PRECONDITION,
+	RPC_ABORTED,
 	RPC_UNIMPLEMENTED,
 	RPC_INTERNAL,
 	RPC_UNAVAILABLE,
 	RPC_UNAUTHENTICATED,
 };
+
+struct route;
+
+/* A method of a service, by its path: its errors are those below. Pure. */
+bool rpc_is_call(const struct route *route);
 
 /* The message of a request, unary or the one of a stream: a new reference, or NULL and it is answered. */
 json_t *rpc_message(struct request *req);

@@ -4,6 +4,7 @@
 #include "api/daemon/files.h"
 #include "api/daemon/journal.h"
 #include "api/daemon/port.h"
+#include "api/daemon/rpc.h"
 #include "api/daemon/text.h"
 #include "api/show.h"
 
@@ -214,4 +215,18 @@ static void done(struct request *req)
 	journal_request(req);
 }
 
-const struct http_handlers server_handlers = { .begin = begin, .complete = complete, .done = done };
+/* Nobody knows whether it has happened: a client that can ask twice asks the next daemon. */
+static void left(struct request *req)
+{
+	static const char words[] = "the daemon is being replaced: ask again; this request may or "
+				    "may not have had its effect";
+
+	if (req->route && rpc_is_call(req->route))
+		rpc_fail(req, RPC_ABORTED, "%s", words);
+	else
+		reply_error(req, 503, "%s", words);
+}
+
+const struct http_handlers server_handlers = {
+	.begin = begin, .complete = complete, .done = done, .left = left
+};

@@ -106,6 +106,8 @@ void tunnel_close(struct tunnel *t)
 
 bool tunnel_from_guest(struct tunnel *t, const void *data, size_t len)
 {
+	if (t->is_websocket)
+		websocket_feed(&t->ws, data, len);
 	if (bytes_append(&t->out, data, len) || !flush(t))
 		return false;
 	if (t->out.len - t->out.pos >= TUNNEL_BYTES)
@@ -122,4 +124,14 @@ bool tunnel_guest_ended(struct tunnel *t)
 void tunnel_guest_drained(struct tunnel *t)
 {
 	watch_client(t);
+}
+
+void tunnel_leave(struct tunnel *t)
+{
+	if (t->guest_ended || t->out.pos < t->out.len) /* it would come behind what never comes */
+		return;
+	if (t->is_websocket && websocket_is_between(&t->ws))
+		(void)!send(t->fd, WEBSOCKET_RESTART, sizeof(WEBSOCKET_RESTART) - 1,
+		            MSG_DONTWAIT | MSG_NOSIGNAL);
+	(void)shutdown(t->fd, SHUT_WR);
 }

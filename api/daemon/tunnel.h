@@ -7,6 +7,7 @@
 #define API_DAEMON_TUNNEL_H
 
 #include "api/daemon/machine.h"
+#include "api/daemon/websocket.h"
 
 #define TUNNEL_BYTES GUEST_QUEUE_BYTES
 
@@ -16,6 +17,8 @@ struct tunnel {
 	int fd;                     /* the client's; not ours to close */
 	struct bytes out;           /* for the client */
 	bool client_ended, guest_ended, is_shut;
+	bool is_websocket;            /* set by the owner before anything is said */
+	struct websocket ws;          /* what the guest says, if it is one */
 	uint64_t bytes_in, bytes_out; /* of the client; to it */
 	struct loop_op in_op, out_op;
 	/* Both ways have ended, or the client is gone: the owner closes the tunnel. */
@@ -33,5 +36,8 @@ void tunnel_from_client(struct tunnel *t, const void *data, size_t len);
 NODISCARD bool tunnel_from_guest(struct tunnel *t, const void *data, size_t len);
 NODISCARD bool tunnel_guest_ended(struct tunnel *t);
 void tunnel_guest_drained(struct tunnel *t);
+
+/* The daemon is replaced: a client of a WebSocket is told to connect again, if that is possible between two frames. */
+void tunnel_leave(struct tunnel *t);
 
 #endif

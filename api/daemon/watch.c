@@ -94,6 +94,11 @@ static void give_events(struct watch *w)
 	rpc_reply(req, json_pack("{s:o}", "events", events));
 }
 
+static bool is_full(const struct watch *w)
+{
+	return json_array_size(w->events) >= WATCH_EVENTS_MAX || w->bytes >= WATCH_BYTES;
+}
+
 /* Keeps an event until somebody asks; above its bounds the guest has to wait. */
 static void keep(struct watch *w, json_t *event, size_t bytes)
 {
@@ -105,7 +110,7 @@ static void keep(struct watch *w, json_t *event, size_t bytes)
 	}
 	json_array_append_new(w->events, event);
 	w->bytes += bytes;
-	if (nr + 1 < WATCH_EVENTS_MAX && w->bytes < WATCH_BYTES)
+	if (!is_full(w))
 		return;
 	guest_pause(&w->stream);
 	if (w->req)
@@ -237,7 +242,20 @@ static void on_gone(struct request *req)
 		(void)loop_reap(loop_of(w), &w->timer);
 }
 
-static const struct request_ops watch_ops = { .drained = on_drained, .gone = on_gone };
+/* A stream ends; a watcher goes to the next daemon, and whoever asks it gets what there is. */
+static void on_leaving(struct request *req)
+{
+	struct watch *w = req->ctx;
+
+	if (w->is_stream)
+		end(w, RPC_ABORTED, "the daemon is being replaced: watch the folder again");
+	else if (w->has_started)
+		give_events(w);
+}
+
+static const struct request_ops watch_ops = { .drained = on_drained,
+	                                      .leaving = on_leaving,
+	                                      .gone = on_gone };
 
 static void on_deadline(struct loop_op *op, int res)
 {
@@ -276,21 +294,30 @@ static unsigned count(const struct box *box)
 	return nr;
 }
 
-static struct watch *watch_new(struct request *req, bool is_stream)
+static struct watch *watch_make(struct box *box)
 {
 	struct watch *w = calloc(1, sizeof(*w));
 
 	if (!w)
 		return NULL;
-	w->box = req->box;
+	w->box = box;
+	w->timer.done = on_timer;
+	w->deadline_op.done = on_deadline;
+	list_append(&box->watches, &w->node);
+	return w;
+}
+
+static struct watch *watch_new(struct request *req, bool is_stream)
+{
+	struct watch *w = watch_make(req->box);
+
+	if (!w)
+		return NULL;
 	w->req = req;
 	w->is_stream = is_stream;
 	w->keepalive_s = rpc_keepalive_s(req);
-	w->timer.done = on_timer;
-	w->deadline_op.done = on_deadline;
 	w->events = json_array();
 	(void)snprintf(w->id, sizeof(w->id), "w%u", ++w->box->last_watch);
-	list_append(&w->box->watches, &w->node);
 	req->ctx = w;
 	req->ops = &watch_ops;
 	return w;
@@ -414,4 +441,66 @@ void watch_remove(struct request *req)
 	if (other)
 		rpc_fail(other, RPC_NOT_FOUND, "the watcher was stopped");
 	rpc_reply(req, json_object());
+}
+
+/* --- from one daemon to the next ----------------------------------------------------------------------- */
+
+json_t *watch_save_all(const struct box *box, struct handover *h)
+{
+	json_t *all = json_array();
+
+	list_each((struct node *)(uintptr_t)&box->watches, node)
+	{
+		const struct watch *w = container_of(node, struct watch, node);
+
+		if (!w->is_stream && w->has_started)
+			json_array_append_new(all, json_pack("{s:s, s:O, s:I, s:i, s:i, s:s, s:o}",
+			                                     "id", w->id, "events", w->events,
+			                                     "bytes", (json_int_t)w->bytes, "asked",
+			                                     (int)w->asked, "answered",
+			                                     (int)w->answered, "failed", w->failed,
+			                                     "stream", guest_save(&w->stream, h)));
+	}
+	return json_pack("{s:i, s:o}", "last", (int)box->last_watch, "all", all);
+}
+
+static int restore_one(struct watch *w, const json_t *saved, struct handover *h)
+{
+	const char *id = text_member(saved, "id"), *failed = text_member(saved, "failed");
+	json_t *events = json_object_get(saved, "events");
+	int rc;
+
+	w->events = json_is_array(events) ? json_incref(events) : json_array();
+	w->has_started = true;
+	w->bytes = (size_t)json_integer_value(json_object_get(saved, "bytes"));
+	w->asked = (unsigned)json_integer_value(json_object_get(saved, "asked"));
+	w->answered = (unsigned)json_integer_value(json_object_get(saved, "answered"));
+	w->failed_code = RPC_INTERNAL;
+	(void)snprintf(w->id, sizeof(w->id), "%s", id ? id : "");
+	(void)snprintf(w->failed, sizeof(w->failed), "%s", failed ? failed : "");
+	rc = guest_restore(&w->stream, &w->box->machine, json_object_get(saved, "stream"),
+	                   &watch_guest_ops, h);
+	if (!rc && is_full(w))
+		guest_pause(&w->stream);
+	if (!rc && !guest_is_open(&w->stream) && !*w->failed)
+		end(w, RPC_INTERNAL, "the guest ended it");
+	return rc;
+}
+
+int watch_restore_all(struct box *box, const json_t *saved, struct handover *h)
+{
+	const json_t *one;
+	int rc = 0;
+	size_t i;
+
+	box->last_watch = (unsigned)json_integer_value(json_object_get(saved, "last"));
+	json_array_foreach(json_object_get(saved, "all"), i, one)
+	{
+		struct watch *w = i < WATCHES_MAX ? watch_make(box) : NULL;
+
+		rc = w ? restore_one(w, one, h) : -EPROTO;
+		if (rc)
+			return rc;
+	}
+	return rc;
 }

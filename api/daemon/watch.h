@@ -10,6 +10,8 @@
 #ifndef API_DAEMON_WATCH_H
 #define API_DAEMON_WATCH_H
 
+#include "core/compiler.h"
+
 #include <jansson.h>
 #include <stdbool.h>
 
@@ -19,6 +21,7 @@
 #define WATCH_EVENT_MAX  (32u << 10) /* bytes of one event as the guest writes it */
 
 struct box;
+struct handover;
 struct request;
 
 /* Handlers of envd's routes. */
@@ -29,6 +32,11 @@ void watch_remove(struct request *req);
 
 /* Forgets all of a box whose machine has been stopped. */
 void watch_end_all(struct box *box);
+
+/* The watchers of a box for the next daemon, which nobody asks just now: a new reference. */
+json_t *watch_save_all(const struct box *box, struct handover *h);
+/* -EPROTO; those that are there by then are the box's. */
+NODISCARD int watch_restore_all(struct box *box, const json_t *saved, struct handover *h);
 
 /* The agent's event as envd's FilesystemEvent: a new reference; NULL: it is none of those. Pure. */
 json_t *watch_event(const json_t *event);

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon that ends and one that begins, and sandboxes that live through it."""
 import array
+import asyncio
 import json
 import os
 import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import BIN, GUARD_S, Daemon
 from e2b import CommandExitException, SandboxException, TimeoutException
-from e2b_code_interpreter import Sandbox
+from e2b import FilesystemEventType as Kind
+from e2b_code_interpreter import AsyncSandbox, Sandbox
 
 
 def restart(daemon: Daemon) -> None:
@@ -75,29 +78,147 @@ def test_what_is_under_way_may_end(start):
     box.kill()
 
 
-@pytest.mark.slow
-def test_what_does_not_end_is_cut(start):
-    """A cell is interrupted, as if its client had left; a command runs on; variables stay."""
+def test_a_cell_that_does_not_end(start):
+    """It is interrupted, and one that waited for its turn does not run: both are told so; variables stay."""
     daemon = start()
     box = Sandbox.create()
     box.run_code("x = 1; import time")
-    command = box.commands.run("sleep 1000", background=True, timeout=0)
-    failures = []
-
-    def run() -> None:
-        try:
-            box.run_code("time.sleep(1000)", timeout=0)
-        except Exception as error:  # which one, is the SDK's affair
-            failures.append(error)
-
-    cell = threading.Thread(target=run)
-    cell.start()
-    wait_for_cells(daemon, 2)
-    restart(daemon)
-    cell.join(GUARD_S)
-    assert len(failures) == 1 and not isinstance(failures[0], AssertionError)
+    begun = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        cells = [pool.submit(box.run_code, "print('begun', flush=True); time.sleep(1000)", on_stdout=lambda _: begun.set(), timeout=0)]
+        assert begun.wait(GUARD_S)
+        cells.append(pool.submit(box.run_code, "x = 2", timeout=0))
+        wait_for_requests(daemon, 2)
+        restart(daemon)
+        first, second = (cell.result(GUARD_S) for cell in cells)
+    assert (first.error.name, second.error.name) == ("DaemonReplaced", "DaemonReplaced")
+    assert "was interrupted" in first.error.value and "did not run" in second.error.value
+    assert first.logs.stdout == ["begun\n"]
     assert box.run_code("x").text == "1"
-    assert [p.pid for p in box.commands.list()] == [command.pid] and box.commands.kill(command.pid)
+    box.kill()
+
+
+def wait_for_requests(daemon: Daemon, nr: int) -> None:
+    """Beside the one that asks."""
+    end = time.monotonic() + GUARD_S
+    while daemon.metric("thawbox_open_requests") < nr + 1 and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_command_that_does_not_end(start):
+    """It runs on; who reads it is told to connect to it again."""
+    daemon = start()
+    box = Sandbox.create()
+    command = box.commands.run("read a; echo got $a; exit 5", background=True, stdin=True, timeout=0)
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(command.wait)
+        restart(daemon)
+        with pytest.raises(SandboxException, match="aborted.*the command runs on: connect to it again"):
+            reader.result(GUARD_S)
+    again = box.commands.connect(command.pid, timeout=0)
+    box.commands.send_stdin(command.pid, "it\n")
+    with pytest.raises(CommandExitException) as end:
+        again.wait()
+    assert (end.value.exit_code, end.value.stdout) == (5, "got it\n")
+    box.kill()
+
+
+# ---- streams of others: watches, ports ----
+
+def test_watchers_go_on(start):
+    """What happened before, and what happens afterwards."""
+    daemon = start()
+    box = Sandbox.create()
+    box.files.make_dir("seen")
+    watch, quiet = box.files.watch_dir("seen"), box.files.watch_dir("/tmp")
+    box.files.write("seen/a", "x")
+    restart(daemon)
+    box.files.write("seen/b", "y")
+    assert [(e.type, e.name) for e in watch.get_new_events()] == [
+        (kind, name) for name in "ab" for kind in (Kind.CREATE, Kind.CHMOD, Kind.WRITE)]
+    restart(daemon)
+    assert watch.get_new_events() == quiet.get_new_events() == []
+    another = box.files.watch_dir("seen")
+    box.files.write("seen/a", "z")
+    assert watch.get_new_events() and another.get_new_events() and quiet.get_new_events() == []
+    watch.stop()
+    with pytest.raises(SandboxException, match="no such watcher"):
+        watch._closed = False
+        watch.get_new_events()
+    box.kill()
+
+
+@pytest.mark.asyncio
+async def test_a_watch_that_streams_is_told(start):
+    daemon = start()
+    box = await AsyncSandbox.create()
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    await box.files.watch_dir("/tmp", on_event=print, on_exit=ended.set_result, timeout=0)
+    await loop.run_in_executor(None, restart, daemon)
+    error = await asyncio.wait_for(ended, GUARD_S)
+    assert isinstance(error, SandboxException) and "watch the folder again" in str(error)
+    seen = asyncio.Queue()
+    await box.files.watch_dir("/tmp", on_event=seen.put_nowait, timeout=0)
+    await box.files.write("/tmp/a", "b")
+    assert (await asyncio.wait_for(seen.get(), GUARD_S)).name == "a"
+    await box.kill()
+
+
+SERVER = """
+import socket, threading
+def serve(port, answer):
+    server = socket.create_server(("127.0.0.1", port))
+    def run():
+        while True:
+            client = server.accept()[0]
+            client.recv(4096)
+            client.sendall(answer)
+            clients.append(client)
+    threading.Thread(target=run, daemon=True).start()
+clients = []
+head = b"HTTP/1.1 101 Go\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n\\r\\n"
+serve(8001, head + b"\\x81\\x02hi")
+serve(8002, head + b"\\x81\\x02h")
+serve(8003, b"")
+serve(8004, b"HTTP/1.1 200 OK\\r\\n\\r\\nbegin")
+"""
+
+
+def test_connections_to_ports(start):
+    """Between two frames a WebSocket is closed with a reason, in the middle of one it just ends; no answer is cut short unseen."""
+    daemon = start()
+    box = Sandbox.create()
+    assert box.run_code(SERVER).error is None
+    host, port = daemon.url.removeprefix("http://").split(":")
+
+    def ask(guest_port: int, *more: str) -> socket.socket:
+        s = socket.create_connection((host, int(port)), GUARD_S)
+        lines = [f"GET / HTTP/1.1\r\nHost: {guest_port}-{box.sandbox_id}.localhost", *more]
+        s.sendall("\r\n".join([*lines, "\r\n"]).encode())
+        return s
+
+    def read_to(s: socket.socket, text: bytes) -> bytes:
+        got = b""
+        while text not in got and (piece := s.recv(4096)):
+            got += piece
+        assert text in got, got
+        return got
+
+    upgrade = ("Connection: Upgrade", "Upgrade: websocket")
+    between, inside, silent, begun = ask(8001, *upgrade), ask(8002, *upgrade), ask(8003), ask(8004)
+    assert read_to(between, b"hi") and read_to(inside, b"\x81\x02h") and read_to(begun, b"begin")
+    wait_for_requests(daemon, 4)
+    restart(daemon)
+    assert read_to(between, b"\x88\x02\x03\xf4").endswith(b"\x88\x02\x03\xf4") and between.recv(1) == b""
+    assert inside.recv(1) == b""
+    assert read_to(silent, b"ask again").startswith(b"HTTP/1.1 503 ")
+    rest = b"".join(iter(lambda: begun.recv(4096), b""))
+    assert not rest.endswith(b"0\r\n\r\n"), "an answer without an end"
+    for s in (between, inside, silent, begun):
+        s.close()
+    assert b"begin" in read_to(ask(8004), b"begin"), "the server is there, and is reached anew"
     box.kill()
 
 
