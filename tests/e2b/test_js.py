@@ -17,6 +17,6 @@ def test_javascript(daemon, tmp_path):
     shutil.copy(HERE / "sdk.test.mjs", tmp_path)
     (tmp_path / "node_modules").symlink_to(modules)
     done = subprocess.run(["node", "--test", "--test-reporter=tap", tmp_path / "sdk.test.mjs"], capture_output=True, text=True,
-                          timeout=600, env=dict(os.environ))
+                          timeout=1800, env=dict(os.environ))
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "# fail 0" in done.stdout and "# pass 0" not in done.stdout

@@ -5,6 +5,11 @@ import { after, before, test } from 'node:test'
 import { CommandExitError, FileNotFoundError, NotFoundError, Sandbox, TimeoutError } from '@e2b/code-interpreter'
 
 let box
+const later = () => {
+  let resolve
+  const promise = new Promise((done) => (resolve = done))
+  return { promise, resolve }
+}
 const patient = { timeoutMs: 0, requestTimeoutMs: 120_000 }
 
 before(async () => {
@@ -148,6 +153,37 @@ test('ports', async () => {
   assert.match(box.getHost(8000), /^8000-i[a-z0-9]+\.localhost:[0-9]+$/)
 })
 
+test('files of every kind, in every form', async () => {
+  const big = new Uint8Array(600_000).map((_, i) => i * 7)
+  const stream = () => new Blob([big]).stream()
+  const written = await box.files.writeFiles([
+    { path: 'many/one.txt', data: '1' },
+    { path: 'many/with "quotes" é.txt', data: new TextEncoder().encode('2').buffer },
+    { path: 'many/three', data: new Blob(['3']) },
+  ])
+  assert.deepEqual(written.map((info) => info.name), ['one.txt', 'with "quotes" é.txt', 'three'])
+  assert.equal((await box.files.write([{ path: 'many/four', data: '4' }])).length, 1)
+  assert.equal(await box.files.read('many/with "quotes" é.txt'), '2')
+  await box.files.write('big', stream(), { ...patient })
+  assert.equal((await box.files.getInfo('big')).size, big.length)
+  assert.deepEqual(await box.files.read('big', { format: 'bytes', ...patient }), big)
+  assert.equal((await box.files.read('big', { format: 'blob', ...patient })).size, big.length)
+  let total = 0
+  for await (const piece of await box.files.read('big', { format: 'stream', ...patient })) total += piece.length
+  assert.equal(total, big.length)
+  await box.files.write('packed', 'x'.repeat(100_000), { gzip: true, ...patient })
+  assert.equal((await box.files.getInfo('packed')).size, 100_000)
+  const info = await box.files.getInfo('many/one.txt')
+  assert.deepEqual([info.type, info.permissions, info.owner], ['file', '-rw-r--r--', 'user'])
+  assert.equal((await box.files.write('/root/mine', '5', { user: 'root' })).path, '/root/mine')
+  assert.equal(await box.files.makeDir('many/deep/er'), true)
+  assert.equal((await box.files.list('many', { depth: 3 })).length, 6)
+  const form = new FormData()
+  form.append('file', new Blob(['signed']), 'x')
+  assert.equal((await fetch(await box.uploadUrl('signed.txt'), { method: 'POST', body: form })).status, 200)
+  assert.equal(await (await fetch(await box.downloadUrl('signed.txt', { useSignatureExpiration: 60 }))).text(), 'signed')
+})
+
 test('commands', async () => {
   assert.equal((await box.commands.run('echo $A; echo $C', { envs: { C: 'd' }, ...patient })).stdout, 'é\nd\n')
   await assert.rejects(box.commands.run('exit 3', patient), CommandExitError)
@@ -156,6 +192,27 @@ test('commands', async () => {
   await box.commands.sendStdin(cat.pid, 'through\n')
   await box.commands.closeStdin(cat.pid)
   assert.equal((await cat.wait()).stdout, 'through\n')
+})
+
+test('a command outlives its client', async () => {
+  const command = 'read a; echo got $a; read b; echo got $b >&2; sleep 1000'
+  const handle = await box.commands.run(command, { background: true, stdin: true, cwd: '/tmp', ...patient })
+  const [listed] = await box.commands.list()
+  assert.deepEqual([listed.pid, listed.cmd, listed.cwd], [handle.pid, '/bin/bash', '/tmp'])
+  await handle.disconnect()
+  const waits = { out: later(), err: later() }
+  const again = await box.commands.connect(handle.pid, { onStdout: waits.out.resolve, onStderr: waits.err.resolve, ...patient })
+  await again.sendStdin('one\n')
+  assert.equal(await waits.out.promise, 'got one\n')
+  await box.commands.sendStdin(handle.pid, 'two\n')
+  assert.equal(await waits.err.promise, 'got two\n')
+  assert.equal(await again.kill(), true)
+  await assert.rejects(again.wait(), CommandExitError)
+  assert.equal(await box.commands.kill(handle.pid), false)
+  await assert.rejects(box.commands.connect(handle.pid), NotFoundError)
+  await assert.rejects(box.commands.run('sleep 1000', { timeoutMs: 20_000 }), TimeoutError)
+  await assert.rejects(box.commands.run('true', { cwd: '/no/where', ...patient }), /does not exist/)
+  assert.equal((await box.commands.run('id -un', { user: 'root', ...patient })).stdout, 'root\n')
 })
 
 test('terminal', async () => {
@@ -167,8 +224,32 @@ test('terminal', async () => {
   assert.match(seen, /30 90/)
 })
 
+test('a terminal outlives its client', async () => {
+  const pty = await box.pty.create({ rows: 24, cols: 80, onData: () => {}, ...patient })
+  await pty.disconnect()
+  const found = later()
+  let seen = ''
+  const onData = (data) => {
+    seen += new TextDecoder().decode(data)
+    if (seen.includes('42\r\n')) found.resolve()
+  }
+  const again = await box.pty.connect(pty.pid, { onData, ...patient })
+  await box.pty.sendInput(pty.pid, new TextEncoder().encode('echo $((20+22))\n'))
+  await found.promise
+  assert.equal(await box.pty.kill(pty.pid), true)
+  await assert.rejects(again.wait(), CommandExitError)
+  assert.equal(await box.pty.kill(pty.pid), false)
+})
+
 test('what is not offered says so', async () => {
   await assert.rejects(box.pause(), /thawbox/)
+  await assert.rejects(Sandbox.pause(box.sandboxId), /thawbox/)
   await assert.rejects(box.createSnapshot(), /thawbox/)
+  await assert.rejects(box.listSnapshots().nextItems(), /thawbox/)
+  await assert.rejects(box.fork(), /thawbox/)
+  await assert.rejects(box.updateNetwork({ allowOut: ['example.com'] }), /thawbox/)
+  await assert.rejects(Sandbox.create({ network: { allowOut: ['example.com'] } }), /thawbox/)
+  await assert.rejects(Sandbox.create({ mcp: { duckduckgo: {} } }), /thawbox/)
+  await assert.rejects(box.createCodeContext({ language: 'r' }), /thawbox/)
   await assert.rejects(Sandbox.create('nonesuch'), /thawboxd with --template/)
 })
