@@ -181,24 +181,15 @@ def test_deadline_of_a_cell(start):
 def test_many_idle_streams(daemon, sandbox):
     """A thousand clients that wait cost no thread, and do not hold up one that works."""
     sandbox.run_code("x = 1")
-    host, port = daemon.url.removeprefix("http://").split(":")
-    body = json.dumps({"code": "1"}).encode()
     task = f"/proc/{daemon.process.pid}/task"
     threads = len(os.listdir(task))
-    sandbox_id = sandbox.sandbox_id
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(sandbox.run_code, "import time; time.sleep(15); 'long'")
         time.sleep(1)
-        clients = []
-        for _ in range(1000):
-            client = socket.create_connection((host, int(port)))
-            client.sendall((f"POST /execute HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {sandbox_id}\r\nE2b-Sandbox-Port: 49999\r\n"
-                            f"Content-Length: {len(body)}\r\n\r\n").encode() + body)
-            clients.append(client)
+        clients = [open_stream(daemon, sandbox) for _ in range(1000)]
         for client in clients:
-            client.settimeout(GUARD_S)
             assert client.recv(12) == b"HTTP/1.1 200", "headers come at once, before the cell's turn"
         assert len(os.listdir(task)) == threads
         other = Sandbox.create()
@@ -208,6 +199,49 @@ def test_many_idle_streams(daemon, sandbox):
             client.close()
         assert long.result().text == "long"
     assert sandbox.run_code("x").text == "1"
+
+
+@pytest.mark.slow
+def test_idle_streams_and_busy_sandboxes_at_once(start):
+    """A thousand that wait, and 64 sandboxes that all run a cell at the same moment, each its own."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    daemon = start("--pool", "4")
+    box = Sandbox.create(timeout=3600)
+    box.run_code("import time")
+    threads = len(os.listdir(f"/proc/{daemon.process.pid}/task"))
+    with ThreadPoolExecutor(65) as pool:
+        long = pool.submit(box.run_code, "time.sleep(3000)", timeout=0)
+        end = time.monotonic() + GUARD_S
+        while daemon.metric("thawbox_cells_total") < 2 and time.monotonic() < end:
+            time.sleep(0.02)
+        waiting = [open_stream(daemon, box) for _ in range(1000)]
+        for client in waiting:
+            assert client.recv(12) == b"HTTP/1.1 200"
+        boxes = [Sandbox.create(timeout=3600) for _ in range(64)]
+        for n, cell in enumerate([pool.submit(box.run_code, f"{n} * 7", timeout=0) for n, box in enumerate(boxes)]):
+            assert cell.result().text == str(7 * n)
+        code = "sum(range({} * 1000))"
+        for n, cell in enumerate([pool.submit(box.run_code, code.format(n), timeout=0) for n, box in enumerate(boxes)]):
+            assert cell.result().text == str(sum(range(n * 1000))), "and a later one"
+        assert len(os.listdir(f"/proc/{daemon.process.pid}/task")) == threads
+        assert daemon.metric("thawbox_sandboxes") == 65 and daemon.metric("thawbox_open_requests") > 1000
+        for client in waiting:
+            client.close()
+        for each in (*boxes, box):
+            each.kill()
+        with pytest.raises(Exception):
+            long.result()
+
+
+def open_stream(daemon: Daemon, box: Sandbox) -> socket.socket:
+    """A cell that has to wait for another one."""
+    host, port = daemon.url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)), GUARD_S)
+    body = json.dumps({"code": "1"})
+    client.sendall((f"POST /execute HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {box.sandbox_id}\r\nE2b-Sandbox-Port: 49999\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n{body}").encode())
+    return client
 
 
 def test_too_many_sandboxes(start):
