@@ -319,6 +319,7 @@ static const struct route *route_of(struct fz_in *in, unsigned *table)
 	*table = fz_u8(in) % ARRAY_LEN(tables);
 	while (tables[*table][nr].path)
 		nr++;
+	FZ_CHECK(nr);
 	return &tables[*table][fz_u8(in) % nr];
 }
 

@@ -182,8 +182,8 @@ Test(stall, what_cannot_be_served_changes_nothing)
 	cr_expect(host.rotation.is_busy, "but when somebody wants it");
 	cr_assert_eq(loop_run_until(&host.loop, has_refused, &host), 0);
 	bake("t", "3-gone"); /* and here not even the zygote */
-	wanted = "3-gone";
-	while (strcmp(old->refused, wanted) != 0) {
+	cr_assert_not_null(old);
+	while (strcmp(old->refused, "3-gone") != 0) {
 		old->refused[0] = '\0';
 		cr_assert_eq(loop_run_until(&host.loop, has_refused, &host), 0);
 	}
