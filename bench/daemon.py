@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import csv
 import json
 import os
 import re
@@ -26,6 +27,8 @@ Starts a thawboxd of its own (loopback, no keys) and is its clients, over HTTP/1
 
   loop   N clients, each again and again: create, run a random sum (checked), kill. `create`, `cell` and `kill` are timed
          apart, `all` is their sum.
+  bare   the same sums in standbys of a pool of the same size without a daemon (bench/thaw), half of them before the loop and half
+         behind it: what lies between its `cell` and the loop's is the daemon's.
   idle   so many streams (/execute, which wait for a turn in one context) at once; then, beside them, a client of another
          sandbox runs sums.
   busy   so many sandboxes at once, each with a client that runs sums for --seconds; of each cell the time from the request's
@@ -179,6 +182,26 @@ async def measure_loop(daemon: Daemon, table: Table, at_once: int, cycles: int) 
         table.add(daemon, f"loop {at_once}", what, values, seconds)
 
 
+def bare(folder: Path, at_once: int, cycles: int, pool: int) -> list[float]:
+    runs = max(1, cycles // 2 // at_once) * at_once
+    with tempfile.TemporaryDirectory(prefix="thawbox-bench-") as tmp:
+        path = Path(tmp, "csv")
+        subprocess.run([folder / "thaw", "--mode", "standby", "--pool", str(pool), "--runs", str(runs), "--at-once", str(at_once),
+                        "--csv", path], check=True, stdout=subprocess.DEVNULL)
+        with path.open(newline="") as file:
+            return [float(row["result_ms"]) for row in csv.DictReader(file)]
+
+
+async def measure_both(daemon: Daemon, folder: Path, table: Table, at_once: int, args: argparse.Namespace) -> None:
+    begin = time.monotonic()
+    values = await asyncio.to_thread(bare, folder, at_once, args.cycles, args.pool)
+    seconds = time.monotonic() - begin
+    await measure_loop(daemon, table, at_once, args.cycles)
+    begin = time.monotonic()
+    values += await asyncio.to_thread(bare, folder, at_once, args.cycles, args.pool)
+    table.add(daemon, f"bare {at_once}", "cell", values, seconds + time.monotonic() - begin)
+
+
 async def measure_idle(daemon: Daemon, table: Table, streams: int, cells: int) -> None:
     """The first cell of a context sleeps: all others wait behind it, their headers sent."""
     heads: list[float] = []
@@ -235,11 +258,11 @@ def serving(folder: Path, args: list[str]) -> Iterator[Daemon]:
             sys.stderr.write(Path(tmp, "log").read_text(errors="replace"))
 
 
-async def measure(daemon: Daemon, args: argparse.Namespace) -> None:
+async def measure(daemon: Daemon, folder: Path, args: argparse.Namespace) -> None:
     table = Table(args.json)
     for at_once in args.loop:
         if at_once:
-            await asyncio.wait_for(measure_loop(daemon, table, at_once, args.cycles), 10 * TIMEOUT_S)
+            await asyncio.wait_for(measure_both(daemon, folder, table, at_once, args), 10 * TIMEOUT_S)
     if args.idle:
         await asyncio.wait_for(measure_idle(daemon, table, args.idle, args.cycles), 10 * TIMEOUT_S)
     for nr in args.busy:
@@ -266,7 +289,7 @@ def main() -> int:
         if not args.json:
             print(f"{host_line()}, pool of {args.pool} standbys\n")
         with serving(folder, ["--pool", str(args.pool)]) as daemon:
-            asyncio.run(measure(daemon, args))
+            asyncio.run(measure(daemon, folder, args))
     except BenchError as error:
         print(f"daemon: {error}" + (f"\n  {error.remedy}" if error.remedy else ""), file=sys.stderr)
         return 1

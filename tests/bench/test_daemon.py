@@ -39,6 +39,7 @@ def test_real(bench, real):
     rows = {(row["phase"], row["what"]): row for row in map(json.loads, done.stdout.splitlines())}
     assert {what: rows["loop 2", what]["n"] for what in ("create", "cell", "kill", "all")} == dict.fromkeys(
         ("create", "cell", "kill", "all"), 3)
+    assert rows["bare 1", "cell"]["n"] == 2 and rows["bare 2", "cell"]["n"] == 4
     assert rows["idle 20", "opened"]["n"] == 20 and rows["idle 20", "cell"]["n"] == 3
     assert rows["busy 2", "first cell"]["n"] == 2 and rows["busy 2", "cell"]["n"] >= 2
     assert len({row["threads"] for row in rows.values()}) == 1, "streams and sandboxes cost no thread"
