@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from e2b import CommandExitException, FileNotFoundException, SandboxException, TimeoutException
+from e2b import (AsyncSecret, AsyncTemplate, AsyncVolume, CommandExitException, FileNotFoundException, PtySize, SandboxException,
+                 TimeoutException)
 from e2b_code_interpreter import AsyncSandbox
 
 pytestmark = pytest.mark.asyncio
@@ -65,6 +66,75 @@ async def test_commands(box):
     lines = []
     handle = await box.commands.run("for i in 1 2 3; do echo $i; done", background=True, on_stdout=lines.append, timeout=0)
     assert (await handle.wait()).stdout == "1\n2\n3\n" == "".join(lines)
+
+
+@pytest.mark.slow
+async def test_contexts(box):
+    await box.run_code("x = 1")
+    other = await box.create_code_context(cwd="/tmp")
+    assert (await box.run_code("import os; os.getcwd()", context=other)).text == "/tmp"
+    assert (await box.run_code("x", context=other)).error.name == "NameError"
+    assert [c.id for c in await box.list_code_contexts()][-1] == other.id
+    await box.restart_code_context(other)
+    assert (await box.run_code("os", context=other)).error.name == "NameError"
+    await box.remove_code_context(other)
+    with pytest.raises(SandboxException):
+        await box.run_code("1", context=other)
+    assert (await box.run_code("x")).text == "1"
+
+
+async def test_files(box):
+    files = box.files
+    written = await files.write_files([{"path": "d/a", "data": "1"}, {"path": "d/b", "data": b"\0\xff"}])
+    assert [info.path for info in written] == ["/home/user/d/a", "/home/user/d/b"]
+    assert await files.read("d/b", format="bytes") == b"\0\xff" and (await files.get_info("d/a")).size == 1
+    assert [entry.name for entry in await files.list("d")] == ["a", "b"]
+    assert (await files.rename("d/a", "d/c")).path == "/home/user/d/c"
+    await files.remove("d/b")
+    assert await files.exists("d/c") and not await files.exists("d/b")
+    assert not await files.make_dir("d")
+    with pytest.raises(FileNotFoundException):
+        await files.read("d/b")
+    for url in (box.download_url("d/c"), box.upload_url("d/e")):
+        assert "signature=v1_" in url
+    assert box.get_host(8000).startswith(f"8000-{box.sandbox_id}.")
+
+
+async def test_not_offered(box):
+    for call in (box.beta_pause(), box.create_snapshot(), box.list_snapshots().next_items(), AsyncSandbox.delete_snapshot("s"),
+                 box.update_network({"allow_out": ["example.com"]}), AsyncVolume.create("v"), AsyncVolume.list(),
+                 AsyncSecret.create("s", "v"), AsyncTemplate.exists("t"), AsyncTemplate.build(AsyncTemplate().from_base_image(), "t"),
+                 box.create_code_context(language="r")):
+        with pytest.raises(Exception, match="thawbox"):
+            await call
+    with pytest.raises(FileNotFoundException):
+        await box.get_mcp_token()
+
+
+@pytest.mark.slow
+async def test_input(box):
+    handle = await box.commands.run("cat", background=True, stdin=True, timeout=0)
+    await box.commands.send_stdin(handle.pid, "a")
+    more = box.commands.stream_input(handle.pid)
+    await more.send(b"b")
+    await more.close()
+    assert [p.pid for p in await box.commands.list()] == [handle.pid]
+    await box.commands.close_stdin(handle.pid)
+    assert (await handle.wait()).stdout == "ab"
+    assert not await box.commands.kill(handle.pid)
+
+
+@pytest.mark.slow
+async def test_terminal(box):
+    seen = bytearray()
+    handle = await box.pty.create(PtySize(rows=24, cols=80), on_data=seen.extend, timeout=0)
+    await box.pty.resize(handle.pid, PtySize(rows=30, cols=90))
+    await handle.disconnect()
+    again = await box.pty.connect(handle.pid, on_data=seen.extend, timeout=0)
+    await box.pty.send_stdin(handle.pid, b"echo $((20+22)); stty size; exit\n")
+    await again.wait()
+    assert b"42\r\n" in seen and b"30 90" in seen
+    assert not await box.pty.kill(handle.pid)
 
 
 async def test_watch(box):

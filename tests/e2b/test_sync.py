@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 from e2b import (CommandExitException, FileNotFoundException, FilesystemEventType, RateLimitException, SandboxException,
-                 SandboxQuery, TimeoutException)
+                 SandboxQuery, Secret, Template, TimeoutException, Volume)
 from e2b.exceptions import InvalidArgumentException, NotFoundException
 from e2b_code_interpreter import Sandbox
 
@@ -69,6 +69,7 @@ def test_expires(daemon):
 
 @pytest.mark.parametrize("call", [
     lambda box: box.pause(),
+    lambda box: box.beta_pause(),
     lambda box: box.create_snapshot(),
     lambda box: box.fork(),
     lambda box: box.update_network({"allow_out": ["example.com"]}),
@@ -82,6 +83,27 @@ def test_expires(daemon):
 def test_not_offered(sandbox, call):
     with pytest.raises(SandboxException, match="thawbox"):
         call(sandbox)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: Volume.create("v"), lambda: Volume.list(), lambda: Volume.get_info("v"), lambda: Volume.connect("v"),
+    lambda: Volume.destroy("v"),
+    lambda: Secret.create("s", "v"), lambda: Secret.list().next_items(), lambda: Secret.get_info("s"), lambda: Secret.exists("s"),
+    lambda: Secret.update("s", "v"), lambda: Secret.destroy("s"),
+    lambda: Template.build(Template().from_base_image(), "t"), lambda: Template.build_in_background(Template().from_base_image(), "t"),
+    lambda: Template.exists("t"), lambda: Template.alias_exists("t"), lambda: Template.get_tags("t"),
+    lambda: Template.assign_tags("t:a", "b"), lambda: Template.remove_tags("t", "a"), lambda: Sandbox.delete_snapshot("s"),
+])
+def test_not_offered_at_all(daemon, call):
+    """The error says whose it is, and that it is not there."""
+    with pytest.raises(Exception, match="thawbox"):
+        call()
+
+
+def test_without_mcp(sandbox):
+    with pytest.raises(FileNotFoundException):
+        sandbox.get_mcp_token()
+    assert sandbox.get_mcp_url().endswith("/mcp")
 
 
 def test_unknown_template(daemon):
@@ -366,6 +388,32 @@ def test_terminal(sandbox):
     sandbox.pty.send_stdin(handle.pid, b"echo $((20+22)); stty size; exit\n")
     seen = b"".join(data for _, _, data in handle if data)
     assert b"42\r\n" in seen and b"30 90" in seen
+
+
+@pytest.mark.slow
+def test_git(sandbox):
+    """What needs no network is the guest's git; what does says that there is none."""
+    git, patient = sandbox.git, {"timeout": 0}
+    git.configure_user("A", "a@example.com", **patient)
+    assert git.get_config("user.name", **patient).strip() == "A"
+    git.init("repo", initial_branch="main", **patient)
+    sandbox.files.write("repo/a.txt", "1")
+    assert [entry.name for entry in git.status("repo", **patient).file_status] == ["a.txt"]
+    git.add("repo", **patient)
+    git.commit("repo", "first", **patient)
+    git.create_branch("repo", "other", **patient)
+    branches = git.branches("repo", **patient)
+    assert (branches.current_branch, sorted(branches.branches)) == ("other", ["main", "other"])
+    git.checkout_branch("repo", "main", **patient)
+    git.delete_branch("repo", "other", **patient)
+    git.remote_add("repo", "origin", "https://example.com/r.git", **patient)
+    assert git.remote_get("repo", "origin", **patient).strip() == "https://example.com/r.git"
+    sandbox.files.write("repo/a.txt", "2")
+    git.restore("repo", ["a.txt"], **patient)
+    assert sandbox.files.read("repo/a.txt") == "1"
+    for call in (lambda: git.clone("https://example.com/r.git", **patient), lambda: git.pull("repo", "origin", "main", **patient)):
+        with pytest.raises(Exception, match="[Cc]ould not resolve|unable to access"):
+            call()
 
 
 # ---- all of it together ----

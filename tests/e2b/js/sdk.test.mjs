@@ -2,7 +2,9 @@
 // E2B's JavaScript SDKs against the thawboxd that the environment names; run by test_js.py.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
-import { CommandExitError, FileNotFoundError, NotFoundError, Sandbox, TimeoutError } from '@e2b/code-interpreter'
+import {
+  CommandExitError, FileNotFoundError, NotFoundError, Sandbox, Secret, Template, TimeoutError, Volume,
+} from '@e2b/code-interpreter'
 
 let box
 const later = () => {
@@ -252,4 +254,30 @@ test('what is not offered says so', async () => {
   await assert.rejects(Sandbox.create({ mcp: { duckduckgo: {} } }), /thawbox/)
   await assert.rejects(box.createCodeContext({ language: 'r' }), /thawbox/)
   await assert.rejects(Sandbox.create('nonesuch'), /thawboxd with --template/)
+})
+
+test('what is not offered at all says so, too', async () => {
+  const calls = [
+    () => box.betaPause(), () => Sandbox.deleteSnapshot('s'),
+    () => Volume.create('v'), () => Volume.connect('v'), () => Volume.getInfo('v'), () => Volume.list(), () => Volume.destroy('v'),
+    () => Secret.create('s', 'v'), () => Secret.update('s', 'v'), () => Secret.getInfo('s'), () => Secret.list().nextItems(),
+    () => Secret.exists('s'), () => Secret.destroy('s'),
+    () => Template.build(Template().fromBaseImage(), 't'), () => Template.buildInBackground(Template().fromBaseImage(), 't'),
+    () => Template.exists('t'), () => Template.aliasExists('t'), () => Template.assignTags('t:a', 'b'),
+    () => Template.removeTags('t', 'a'), () => Template.getTags('t'),
+  ]
+  for (const call of calls) await assert.rejects(call(), /thawbox/, String(call))
+})
+
+test('git, as far as it goes without a network', async () => {
+  await box.git.configureUser('A', 'a@example.com', patient)
+  assert.equal((await box.git.getConfig('user.name', patient)).trim(), 'A')
+  await box.git.init('repo', { initialBranch: 'main', ...patient })
+  await box.files.write('repo/a.txt', '1')
+  assert.deepEqual((await box.git.status('repo', patient)).fileStatus.map((file) => file.name), ['a.txt'])
+  await box.git.add('repo', patient)
+  await box.git.commit('repo', 'first', patient)
+  await box.git.createBranch('repo', 'other', patient)
+  assert.equal((await box.git.branches('repo', patient)).currentBranch, 'other')
+  await assert.rejects(box.git.clone('https://example.com/r.git', patient), /resolve|unable to access/)
 })
