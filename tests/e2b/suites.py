@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,7 +58,7 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="an interpreter with the SDKs of the copy's versions")
     parser.add_argument("--core", type=Path, help="packages/python-sdk of E2B's repository")
     parser.add_argument("--code-interpreter", type=Path, help="python/ of the code interpreter's")
-    parser.add_argument("--only", default="", help="suites whose name has this")
+    parser.add_argument("--only", default="", help="the suite of this name, or of its last word")
     parser.add_argument("--pool", default="2")
     args = parser.parse_args()
     suites: dict[str, tuple[Path, list[str]]] = {}
@@ -69,7 +70,8 @@ def main() -> int:
         suites["code interpreter: sync"] = (args.code_interpreter, ["tests/sync"])
         suites["code interpreter: async"] = (args.code_interpreter, ["tests/async"])
         suites["code interpreter: charts, images"] = (args.code_interpreter, ["tests/charts", "tests/images"])
-    suites = {name: suite for name, suite in suites.items() if args.only in name}
+    suites = {name: suite for name, suite in suites.items() if args.only in name.split(": ")[-1].split(", ") + ["", name]}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the daemon ends, too
     with tempfile.TemporaryDirectory(prefix="thawbox-suites-") as tmp:
         daemon = Daemon(Path(tmp), "--pool", args.pool, "--cell-timeout", "300s")
         try:
