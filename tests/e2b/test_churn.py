@@ -5,6 +5,7 @@ THAWBOX_TEST_RUNS sandboxes (200): `THAWBOX_TEST_RUNS=2000 make e2b K=churn` is 
 been killed; nothing is left, and nothing has grown.
 """
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -53,14 +54,12 @@ class Users:
         assert cell.text == str(a + b)
 
     def murder(self) -> None:
-        """A monitor of a sandbox, or of the pool: whose, is left to chance. Not the zygote."""
-        monitors = [pid for pid, line in self.daemon.processes() if "thawbox-vmm" in line and "--zygote" not in line]
-        if monitors:
-            self.count["murders"] += 1
-            try:
+        """A monitor of a sandbox, or of the pool: whose, is left to chance. Not the zygote, which leads their session."""
+        with contextlib.suppress(ProcessLookupError):
+            monitors = [pid for pid, line in self.daemon.processes() if "thawbox-vmm" in line and os.getsid(pid) != pid]
+            if monitors:
                 os.kill(self.random.choice(monitors), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+                self.count["murders"] += 1
 
     async def use(self, box: AsyncSandbox) -> None:
         await self.again(self.sum, box)
@@ -106,9 +105,17 @@ class Users:
         await asyncio.gather(*(user() for _ in range(USERS)))
 
 
+def clients_of(daemon: Daemon) -> set[str]:
+    """Connections that clients keep for later are theirs."""
+    port = f":{int(daemon.url.rsplit(':', 1)[1]):04X}"
+    rows = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]
+    return {f"socket:[{row[9]}]" for row in rows if row[1].endswith(port) and row[3] != "0A"}
+
+
 def size(daemon: Daemon) -> dict[str, int]:
     proc = f"/proc/{daemon.process.pid}"
-    return {"fds": len(os.listdir(f"{proc}/fd")), "threads": len(os.listdir(f"{proc}/task")),
+    held = [os.readlink(f"{proc}/fd/{fd}") for fd in os.listdir(f"{proc}/fd")]
+    return {"fds": len([name for name in held if name not in clients_of(daemon)]), "threads": len(os.listdir(f"{proc}/task")),
             "KiB": int(re.search(r"VmRSS:\s+(\d+)", open(f"{proc}/status").read())[1])}
 
 
