@@ -8,11 +8,13 @@ import pickle
 import httpx
 import pytest
 from thawbox import HostNotReady, InvalidInput, LimitExceeded, Logs, NotFound, SandboxGone, ThawboxError, TimeoutError_
+from thawbox import _envd as envd
 from thawbox import _wire as wire
 from thawbox._daemon import Endpoint, parse_url
+from thawbox._envd import Bounded, CommandSink, Envelopes
 from thawbox._http import AsyncHttp, SyncHttp
 from thawbox._models import ExecutionError, Pricing, Result, SandboxUsage, Truncation, Usage, parse_time
-from thawbox._wire import Bounded, CommandSink, Cut, Envelopes, ExecutionSink, Handle
+from thawbox._wire import Cut, ExecutionSink, Handle
 
 HANDLE = Handle("iabc", "code-interpreter", "tok", "")
 
@@ -173,7 +175,7 @@ def test_request_of_a_cell():
 # ---- Connect ----
 
 def events(*messages: dict, last: dict | None = None) -> bytes:
-    data = b"".join(wire.envelope(m) for m in messages)
+    data = b"".join(envd.envelope(m) for m in messages)
     if last is not None:
         end = json.dumps(last).encode()
         data += b"\2" + len(end).to_bytes(4, "big") + end
@@ -223,7 +225,7 @@ def test_bounded_text():
 def test_commands_and_limits_that_are_wrong():
     for command in ([], [1], ["a", None]):
         with pytest.raises(InvalidInput):
-            wire.run_command(HANDLE, command, timeout=1, env=None, cwd=None, user=None, max_output=None)
+            envd.run_command(HANDLE, command, timeout=1, env=None, cwd=None, user=None, max_output=None)
     for limits in (wire.Limits(cpu=0), wire.Limits(disk_rate=-1), wire.Limits(disk_ops=True), wire.Limits(vsock_rate="1")):
         with pytest.raises(InvalidInput):
             wire.create("t", 1, env=None, metadata=None, network=None, limits=limits)

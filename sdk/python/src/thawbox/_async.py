@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar, cast, overload
 
-from . import _daemon, _state, _wire
+from . import _daemon, _envd, _state, _wire
 from ._errors import HostNotReady, NotFound, ThawboxError
 from ._http import AsyncHttp
 from ._models import (
@@ -83,7 +83,7 @@ class AsyncFiles:
 
     async def write(self, path: str, data: Any) -> str:
         """Writes text, bytes or the content of an open file; answers the absolute path."""
-        return await self._line.send(_wire.write(self._handle, path, _state.as_content(data)))
+        return await self._line.send(_envd.write(self._handle, path, _state.as_content(data)))
 
     @overload
     async def read(self, path: str, format: Literal["text"]) -> str: ...
@@ -93,17 +93,17 @@ class AsyncFiles:
     async def read(self, path: str, format: Literal["auto"] = "auto") -> str | bytes: ...
     async def read(self, path: str, format: Literal["auto", "text", "bytes"] = "auto") -> str | bytes:
         """The content: as text where it is UTF-8, else as bytes; or as `format` says."""
-        data = await self._line.run(_wire.read(self._handle, path), {})
+        data = await self._line.run(_envd.read(self._handle, path), {})
         if format == "auto":
             return _state.as_text(data)
         return data if format == "bytes" else data.decode()
 
     async def list(self, path: str = ".", depth: int = 1) -> Entries:
         """Entries by name; with `depth` those of folders in it, too."""
-        return await self._line.send(_wire.list_files(self._handle, path, depth))
+        return await self._line.send(_envd.list_files(self._handle, path, depth))
 
     async def stat(self, path: str) -> FileEntry:
-        return await self._line.send(_wire.stat(self._handle, path))
+        return await self._line.send(_envd.stat(self._handle, path))
 
     async def exists(self, path: str) -> bool:
         try:
@@ -114,19 +114,19 @@ class AsyncFiles:
 
     async def remove(self, path: str) -> None:
         """A file, or a folder with all in it; what is not there is no error."""
-        await self._line.send(_wire.remove(self._handle, path))
+        await self._line.send(_envd.remove(self._handle, path))
 
     async def rename(self, path: str, to: str) -> FileEntry:
-        return await self._line.send(_wire.rename(self._handle, path, to))
+        return await self._line.send(_envd.rename(self._handle, path, to))
 
     async def mkdir(self, path: str) -> bool:
         """With its parents. False: it was there."""
-        return await self._line.send(_wire.mkdir(self._handle, path))
+        return await self._line.send(_envd.mkdir(self._handle, path))
 
     @asynccontextmanager
     async def watch(self, path: str = ".", recursive: bool = False) -> AsyncIterator[AsyncIterator[FileEvent]]:
         """Changes below a folder, as they happen: `async with sb.files.watch() as events: async for event in events: ...`."""
-        stream = _wire.watch(self._handle, path, recursive)
+        stream = _envd.watch(self._handle, path, recursive)
         async with self._line.http.stream(stream) as pieces:
             events = (item async for piece in pieces for item in stream.sink.feed(piece))
             async for name, _ in events:
@@ -333,7 +333,7 @@ class AsyncSandbox:
         _state.check_callback({"stdout": on_stdout, "stderr": on_stderr})
         defaults = self._state.defaults
         timeout = defaults.timeout_seconds if timeout_seconds is None else timeout_seconds
-        result = await self._line.run(_wire.run_command(
+        result = await self._line.run(_envd.run_command(
             self._state.handle, command, timeout=timeout, env=env, cwd=cwd, user=user,
             max_output=defaults.max_output_bytes if max_output_bytes is None else max_output_bytes),
             {"stdout": on_stdout, "stderr": on_stderr}, timeout)
@@ -369,8 +369,8 @@ class AsyncSandbox:
     async def download(self, path: str, local: str | os.PathLike[str]) -> None:
         """Copies a file of the sandbox to this machine. It appears there when it is complete."""
         self._state.check_open()
-        stream = _wire.read(self._state.handle, path)
-        cast(_wire.BytesSink, stream.sink).keep = False
+        stream = _envd.read(self._state.handle, path)
+        cast(_envd.BytesSink, stream.sink).keep = False
         part = f"{os.fspath(local)}.part"
         try:
             with open(part, "wb") as out:

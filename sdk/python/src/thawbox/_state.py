@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import _wire
+from . import _envd
 from ._errors import HostNotReady, InvalidInput, NotFound, SandboxGone, ThawboxError, TimeoutError_
 from ._models import CommandResult, Execution, SandboxUsage, Usage
 from ._wire import DEFAULT_CONTEXT, Handle, Sample
@@ -153,7 +153,7 @@ def as_content(data: Any) -> Any:
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     if hasattr(data, "read"):
-        return _wire.chunks(data)
+        return _envd.chunks(data)
     raise InvalidInput(f"a file's content is text, bytes or an open file, not {type(data).__name__}")
 
 
