@@ -320,9 +320,9 @@ $(SDK_PY)/ready: tests/sdk/requirements.txt
 	$(call say,PIP,$(SDK_PY))
 	$(Q)$(PYTHON) -m venv $(SDK_PY) && $(SDK_PY)/bin/python -m pip install -q --disable-pip-version-check -r $< && touch $@
 
-## sdk           the Python package: mypy, ruff, then against a real thawboxd (needs /dev/kvm and the template); K=expression
+## sdk           the Python package: mypy, ruff, then against a real thawboxd (needs /dev/kvm and the template); K=expression, M="not vm"
 sdk: build $(SDK_PY)/ready sdk-lint
-	$(Q)THAWBOX_BIN=$(abspath $(B)) $(SDK_PY)/bin/python -m pytest -q -rsx -p no:cacheprovider tests/sdk $(if $(K),-k '$(K)')
+	$(Q)THAWBOX_BIN=$(abspath $(B)) $(SDK_PY)/bin/python -m pytest -q -rsx -p no:cacheprovider tests/sdk $(if $(K),-k '$(K)') $(if $(M),-m '$(M)')
 sdk-lint: $(SDK_PY)/ready
 	$(Q)cd sdk/python && $(abspath $(SDK_PY))/bin/python -m mypy --cache-dir $(abspath $(BUILD))/mypy
 	$(Q)$(SDK_PY)/bin/python -m ruff check --no-cache --config sdk/python/pyproject.toml sdk/python/src tests/sdk bench/sdk.py

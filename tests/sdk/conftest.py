@@ -26,9 +26,18 @@ Daemon, BIN, GUARD_S = e2b_conftest.Daemon, e2b_conftest.BIN, e2b_conftest.GUARD
 
 
 def pytest_configure(config) -> None:
+    if config.option.markexpr == "not vm":
+        return
     for path in (Path("/dev/kvm"), BIN / "thawboxd"):
         if not path.exists():
             pytest.exit(f"{path} is missing: these tests need it", returncode=1)
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Whatever has to do with a daemon is marked `vm`; -m "not vm" is seconds, and runs anywhere."""
+    for item in items:
+        if {"shared", "start", "no_daemon"} & set(item.fixturenames) or "own_daemon" in item.module.__name__:
+            item.add_marker("vm")
 
 
 @pytest.fixture(scope="session")

@@ -207,16 +207,6 @@ def test_files(sb, tmp_path):
             sb.upload_file(wrong)
 
 
-def test_watch(sb):
-    """Where the daemon does not watch yet it says so at once."""
-    try:
-        with sb.files.watch(".") as events:
-            sb.files.write("seen.txt", "x")
-            assert next(events).name == "seen.txt"
-    except InvalidInput as error:
-        assert error.code == "not_offered" and "watch" in str(error)
-
-
 # ---- life, limits ----
 
 def test_ttl(daemon):

@@ -5,7 +5,7 @@
     with Sandbox.create() as sb:
         print(sb.run_code("1 + 1").text)
 """
-from ._async import AsyncContext, AsyncFiles, AsyncSandbox
+from ._async import AsyncContext, AsyncFiles, AsyncSandbox, AsyncWatcher
 from ._daemon import stop_own_daemons
 from ._errors import HostNotReady, InvalidInput, LimitExceeded, NotFound, SandboxGone, ThawboxError, TimeoutError_
 from ._models import (
@@ -24,7 +24,7 @@ from ._models import (
     Truncation,
     Usage,
 )
-from ._sandbox import Context, Files, Sandbox
+from ._sandbox import Context, Files, Sandbox, Watcher
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "AsyncContext",
     "AsyncFiles",
     "AsyncSandbox",
+    "AsyncWatcher",
     "CommandResult",
     "Context",
     "Execution",
@@ -56,5 +57,6 @@ __all__ = [
     "TimeoutError_",
     "Truncation",
     "Usage",
+    "Watcher",
     "stop_own_daemons",
 ]

@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar, cast, overload
 
@@ -30,6 +30,7 @@ from ._wire import DEFAULT_CONTEXT, Call, Cut, Handle, Limits, Stream
 
 T = TypeVar("T")
 Entries = list[FileEntry]
+Events = list[FileEvent]
 Infos = list[SandboxInfo]
 OnText = Callable[[str], Any]
 
@@ -37,11 +38,14 @@ OnText = Callable[[str], Any]
 class _Line:
     """A sandbox's own line to the daemon: sends for it, and tells a sandbox that is gone from a line that broke."""
 
-    def __init__(self, http: AsyncHttp, handle: Handle) -> None:
+    def __init__(self, http: AsyncHttp, state: State) -> None:
         self.http = http
-        self.handle = handle
+        self.handle = state.handle
+        self._state = state
 
     async def is_alive(self) -> bool:
+        if self._state.is_closed:
+            return False
         try:
             await self.http.send(_wire.info(self.handle.id))
         except (ThawboxError, Cut) as error:
@@ -49,6 +53,7 @@ class _Line:
         return True
 
     async def send(self, call: Call[T]) -> T:
+        self._state.check_open()
         try:
             return await self.http.send(call)
         except Cut:
@@ -61,6 +66,7 @@ class _Line:
 
     async def run(self, stream: Stream[T], callbacks: Mapping[str, Any], timeout: float = 0) -> T:
         """Reads a stream to its end; what it says goes to the callbacks as it comes."""
+        self._state.check_open()
         begin, sink = time.monotonic(), stream.sink
         try:
             async with self.http.stream(stream) as pieces:
@@ -72,6 +78,54 @@ class _Line:
         except Cut:
             late = 0 < timeout < time.monotonic() - begin
             raise await self.broken(sink.partial(), late=late) from None
+
+    @asynccontextmanager
+    async def events(self, stream: Stream[None]) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
+        """A stream whose events somebody takes one by one; how it ends is told to him."""
+        self._state.check_open()
+        try:
+            async with self.http.stream(stream) as pieces, aclosing(self._told(pieces, stream)) as events:
+                yield events
+        except Cut:
+            raise await self.broken(None) from None
+
+    async def _told(self, pieces: AsyncIterator[bytes], stream: Stream[None]) -> AsyncGenerator[tuple[str, Any], None]:
+        try:
+            async for piece in pieces:
+                for event in stream.sink.feed(piece):
+                    yield event
+            stream.sink.finish()
+        except Cut:
+            raise await self.broken(None) from None
+
+
+class AsyncWatcher:
+    """Keeps the changes below a folder until they are asked for. It ends with its `async with` block, or its sandbox."""
+
+    def __init__(self, line: _Line, id: str, path: str) -> None:
+        self._line = line
+        self._is_closed = False
+        self.id = id
+        self.path = path
+
+    async def events(self) -> Events:
+        """What has happened up to now and was not told yet. After thousands of events the rest is the next call's."""
+        return await self._line.send(_envd.watcher_events(self._line.handle, self.id))
+
+    async def close(self) -> None:
+        """Ends it. Idempotent, also when its sandbox is gone."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(ThawboxError):
+            await self._line.send(_envd.remove_watcher(self._line.handle, self.id))
+
+    async def __aenter__(self) -> AsyncWatcher:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        tb: TracebackType | None) -> None:
+        await self.close()
 
 
 class AsyncFiles:
@@ -124,15 +178,23 @@ class AsyncFiles:
         return await self._line.send(_envd.mkdir(self._handle, path))
 
     @asynccontextmanager
-    async def watch(self, path: str = ".", recursive: bool = False) -> AsyncIterator[AsyncIterator[FileEvent]]:
-        """Changes below a folder, as they happen: `async with sb.files.watch() as events: async for event in events: ...`."""
-        stream = _envd.watch(self._handle, path, recursive)
-        async with self._line.http.stream(stream) as pieces:
-            events = (item async for piece in pieces for item in stream.sink.feed(piece))
+    async def watch(self, path: str = ".", recursive: bool = False, *, entries: bool = False,
+                    timeout_seconds: float | None = None) -> AsyncIterator[AsyncIterator[FileEvent]]:
+        """Changes in a folder, as they happen: `async with sb.files.watch() as events: async for event in events: ...`.
+
+        All that changes after the block has begun is told. `recursive`: and in all folders below it. `entries`: with what has
+        the name now. The loop has no end; at `timeout_seconds` from its begin it raises TimeoutError_.
+        """
+        async with self._line.events(_envd.watch(self._handle, path, recursive, entries, timeout_seconds)) as events:
             async for name, _ in events:
                 if name == "start":
                     break
-            yield (value async for name, value in events if name == "change")
+            yield (event async for name, event in events if name == "change")
+
+    async def watcher(self, path: str = ".", recursive: bool = False, *, entries: bool = False) -> AsyncWatcher:
+        """The same for who does not want to wait: `async with await sb.files.watcher() as watcher: ...; await watcher.events()`."""
+        id = await self._line.send(_envd.create_watcher(self._handle, path, recursive, entries))
+        return AsyncWatcher(self._line, id, path)
 
 
 class AsyncContext:
@@ -243,7 +305,8 @@ class AsyncSandbox:
 
     def _attach(self, http: AsyncHttp, handle: Handle, defaults: Defaults) -> None:
         self._state = State(handle, defaults)
-        self._line = _Line(http, handle)
+        self._line = _Line(http, self._state)
+        self._lock = asyncio.Lock()
         self.files = AsyncFiles(self._line)
 
     @property
@@ -272,9 +335,10 @@ class AsyncSandbox:
         `full_usage` for what the interpreter alone knows of its use; both cost some milliseconds.
         """
         self._state.check_open()
-        contexts = self._state.contexts
-        if contexts.main is None:
-            contexts.main = await self._take_context(None)
+        async with self._lock:  # two first cells at once are of one context
+            contexts = self._state.contexts
+            if contexts.main is None:
+                contexts.main = await self._take_context(None)
         return await self._run(contexts.main, code, timeout_seconds, max_output_bytes, env, files_changed, full_usage,
                                raise_on_timeout,
                          {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error})
@@ -283,7 +347,8 @@ class AsyncSandbox:
         """A context of its own: variables stay in it, and nobody else sees them."""
         self._state.check_open()
         _wire.check_language(language)
-        return AsyncContext(self, await self._take_context(cwd), cwd)
+        async with self._lock:
+            return AsyncContext(self, await self._take_context(cwd), cwd)
 
     async def _take_context(self, cwd: str | None) -> str:
         contexts, handle = self._state.contexts, self._state.handle
@@ -400,6 +465,8 @@ class AsyncSandbox:
     async def kill(self) -> bool:
         """Ends it. False: it was gone. Idempotent."""
         self._state.is_closed = True
+        if self._line.http.is_closed:
+            return False
         try:
             return await self._line.http.send(_wire.kill(self.id))
         except (Cut, HostNotReady):  # the daemon is gone, and its sandboxes with it

@@ -249,21 +249,30 @@ class BytesSink:
         return self.partial()
 
 
+# ---- watches ----
+
+def _change(body: Mapping[str, Any]) -> FileEvent:
+    kind = str(body.get("type", "")).removeprefix("EVENT_TYPE_").lower()
+    entry = body.get("entry")
+    return FileEvent(kind, str(body.get("name", "")), _entry(entry) if isinstance(entry, dict) else None)
+
+
 class WatchSink:
-    """Reads changes of a folder: events of "start" and "change"."""
+    """Reads changes of a folder: events of "start" and "change". An error at its end is finish()'s, after all of these."""
 
     def __init__(self) -> None:
         self._envelopes = Envelopes()
+        self._has_ended = False
+        self._error: ThawboxError | None = None
 
     def feed(self, data: bytes) -> list[tuple[str, Any]]:
         events: list[tuple[str, Any]] = []
         for is_last, message in self._envelopes.feed(data):
-            if is_last and message.get("error"):
-                raise rpc_error(message["error"])
-            change = message.get("filesystem")
-            if isinstance(change, dict):
-                kind = str(change.get("type", "")).removeprefix("EVENT_TYPE_").lower()
-                events.append(("change", FileEvent(kind, str(change.get("name", "")))))
+            if is_last:
+                self._has_ended = True
+                self._error = rpc_error(message["error"]) if message.get("error") else None
+            elif isinstance(message.get("filesystem"), dict):
+                events.append(("change", _change(message["filesystem"])))
             elif "start" in message:
                 events.append(("start", None))
         return events
@@ -272,13 +281,34 @@ class WatchSink:
         return None
 
     def finish(self) -> None:
-        return None
+        if not self._has_ended:
+            raise Cut
+        if self._error:
+            raise self._error
 
 
-def watch(handle: Handle, path: str, recursive: bool) -> Stream[None]:
+def _watched(path: str, recursive: bool, entries: bool) -> dict[str, Any]:
+    return {"path": path, "recursive": recursive, "includeEntry": entries}
+
+
+def watch(handle: Handle, path: str, recursive: bool, entries: bool, timeout: float | None) -> Stream[None]:
     headers = {**handle.envd(), "Content-Type": "application/connect+json", "Keepalive-Ping-Interval": "20"}
-    return Stream("POST", "/filesystem.Filesystem/WatchDir", WatchSink(), headers,
-                  envelope({"path": path, "recursive": recursive}))
+    if timeout is not None:
+        headers["Connect-Timeout-Ms"] = str(max(1, round(1000 * seconds(timeout, "timeout_seconds"))))
+    return Stream("POST", "/filesystem.Filesystem/WatchDir", WatchSink(), headers, envelope(_watched(path, recursive, entries)))
+
+
+def create_watcher(handle: Handle, path: str, recursive: bool, entries: bool) -> Call[str]:
+    return _rpc(handle, "CreateWatcher", _watched(path, recursive, entries), lambda body: str(body["watcherId"]))
+
+
+def watcher_events(handle: Handle, watcher: str) -> Call[list[FileEvent]]:
+    return _rpc(handle, "GetWatcherEvents", {"watcherId": watcher},
+                lambda body: [_change(one) for one in body.get("events") or []])
+
+
+def remove_watcher(handle: Handle, watcher: str) -> Call[None]:
+    return _rpc(handle, "RemoveWatcher", {"watcherId": watcher}, lambda _: None)
 
 
 def chunks(file: Any, size: int = 1 << 16) -> Iterable[bytes]:

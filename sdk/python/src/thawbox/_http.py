@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import httpx
@@ -65,12 +65,19 @@ class SyncHttp:
 
     @contextmanager
     def stream(self, stream: Stream[Any]) -> Iterator[Iterator[bytes]]:
+        """What goes wrong is told where it is read; what the reader does wrong by himself is none of ours."""
         try:
-            with self._client.stream(**_request(stream)) as response:
-                if response.status_code != 200:
-                    response.read()
-                    _wire.check(Answer(response.status_code, response.content))
-                yield response.iter_bytes()
+            response = self._client.send(self._client.build_request(**_request(stream)), stream=True)
+        except httpx.HTTPError as error:
+            _fail(error, self.endpoint)
+        with closing(response):
+            if response.status_code != 200:
+                _wire.check(Answer(response.status_code, b"".join(self._pieces(response))))
+            yield self._pieces(response)
+
+    def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
+        try:
+            yield from response.iter_bytes()
         except httpx.HTTPError as error:
             _fail(error, self.endpoint)
 
@@ -112,13 +119,26 @@ class AsyncHttp:
     @asynccontextmanager
     async def stream(self, stream: Stream[Any]) -> AsyncIterator[AsyncIterator[bytes]]:
         try:
-            async with self._client.stream(**_request(stream)) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    _wire.check(Answer(response.status_code, response.content))
-                yield response.aiter_bytes()
+            response = await self._client.send(self._client.build_request(**_request(stream)), stream=True)
         except httpx.HTTPError as error:
             _fail(error, self.endpoint)
+        try:
+            if response.status_code != 200:
+                _wire.check(Answer(response.status_code, b"".join([piece async for piece in self._pieces(response)])))
+            yield self._pieces(response)
+        finally:
+            await response.aclose()
+
+    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        try:
+            async for piece in response.aiter_bytes():
+                yield piece
+        except httpx.HTTPError as error:
+            _fail(error, self.endpoint)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._client.is_closed
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -255,10 +255,15 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class FileEvent:
-    """A change below a folder that is watched: its type ("create", "write", "remove", "rename", "chmod") and name."""
+    """A change below a folder that is watched: its type ("create", "write", "remove", "rename", "chmod") and the name.
+
+    The name is relative to the folder; a rename has the old one, and a "create" the new. `entry` is what has it now, where
+    entries were asked for and it is still there.
+    """
 
     type: str
     name: str
+    entry: FileEntry | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from ._wire import DEFAULT_CONTEXT, Call, Cut, Handle, Limits, Stream
 
 T = TypeVar("T")
 Entries = list[FileEntry]
+Events = list[FileEvent]
 Infos = list[SandboxInfo]
 OnText = Callable[[str], Any]
 
@@ -37,11 +39,14 @@ OnText = Callable[[str], Any]
 class _Line:
     """A sandbox's own line to the daemon: sends for it, and tells a sandbox that is gone from a line that broke."""
 
-    def __init__(self, http: SyncHttp, handle: Handle) -> None:
+    def __init__(self, http: SyncHttp, state: State) -> None:
         self.http = http
-        self.handle = handle
+        self.handle = state.handle
+        self._state = state
 
     def is_alive(self) -> bool:
+        if self._state.is_closed:
+            return False
         try:
             self.http.send(_wire.info(self.handle.id))
         except (ThawboxError, Cut) as error:
@@ -49,6 +54,7 @@ class _Line:
         return True
 
     def send(self, call: Call[T]) -> T:
+        self._state.check_open()
         try:
             return self.http.send(call)
         except Cut:
@@ -61,6 +67,7 @@ class _Line:
 
     def run(self, stream: Stream[T], callbacks: Mapping[str, Any], timeout: float = 0) -> T:
         """Reads a stream to its end; what it says goes to the callbacks as it comes."""
+        self._state.check_open()
         begin, sink = time.monotonic(), stream.sink
         try:
             with self.http.stream(stream) as pieces:
@@ -72,6 +79,52 @@ class _Line:
         except Cut:
             late = 0 < timeout < time.monotonic() - begin
             raise self.broken(sink.partial(), late=late) from None
+
+    @contextmanager
+    def events(self, stream: Stream[None]) -> Iterator[Iterator[tuple[str, Any]]]:
+        """A stream whose events somebody takes one by one; how it ends is told to him."""
+        self._state.check_open()
+        try:
+            with self.http.stream(stream) as pieces:
+                yield self._told(pieces, stream)
+        except Cut:
+            raise self.broken(None) from None
+
+    def _told(self, pieces: Iterator[bytes], stream: Stream[None]) -> Iterator[tuple[str, Any]]:
+        try:
+            for piece in pieces:
+                yield from stream.sink.feed(piece)
+            stream.sink.finish()
+        except Cut:
+            raise self.broken(None) from None
+
+
+class Watcher:
+    """Keeps the changes below a folder until they are asked for. It ends with its `with` block, or its sandbox."""
+
+    def __init__(self, line: _Line, id: str, path: str) -> None:
+        self._line = line
+        self._is_closed = False
+        self.id = id
+        self.path = path
+
+    def events(self) -> Events:
+        """What has happened up to now and was not told yet. After thousands of events the rest is the next call's."""
+        return self._line.send(_envd.watcher_events(self._line.handle, self.id))
+
+    def close(self) -> None:
+        """Ends it. Idempotent, also when its sandbox is gone."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(ThawboxError):
+            self._line.send(_envd.remove_watcher(self._line.handle, self.id))
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
 
 
 class Files:
@@ -124,15 +177,23 @@ class Files:
         return self._line.send(_envd.mkdir(self._handle, path))
 
     @contextmanager
-    def watch(self, path: str = ".", recursive: bool = False) -> Iterator[Iterator[FileEvent]]:
-        """Changes below a folder, as they happen: `with sb.files.watch() as events: for event in events: ...`."""
-        stream = _envd.watch(self._handle, path, recursive)
-        with self._line.http.stream(stream) as pieces:
-            events = (item for piece in pieces for item in stream.sink.feed(piece))
+    def watch(self, path: str = ".", recursive: bool = False, *, entries: bool = False,
+              timeout_seconds: float | None = None) -> Iterator[Iterator[FileEvent]]:
+        """Changes in a folder, as they happen: `with sb.files.watch() as events: for event in events: ...`.
+
+        All that changes after the block has begun is told. `recursive`: and in all folders below it. `entries`: with what has
+        the name now. The loop has no end; at `timeout_seconds` from its begin it raises TimeoutError_.
+        """
+        with self._line.events(_envd.watch(self._handle, path, recursive, entries, timeout_seconds)) as events:
             for name, _ in events:
                 if name == "start":
                     break
-            yield (value for name, value in events if name == "change")
+            yield (event for name, event in events if name == "change")
+
+    def watcher(self, path: str = ".", recursive: bool = False, *, entries: bool = False) -> Watcher:
+        """The same for who does not want to wait: `with sb.files.watcher() as watcher: ...; watcher.events()`."""
+        id = self._line.send(_envd.create_watcher(self._handle, path, recursive, entries))
+        return Watcher(self._line, id, path)
 
 
 class Context:
@@ -248,7 +309,8 @@ class Sandbox:
 
     def _attach(self, http: SyncHttp, handle: Handle, defaults: Defaults) -> None:
         self._state = State(handle, defaults)
-        self._line = _Line(http, handle)
+        self._line = _Line(http, self._state)
+        self._lock = threading.Lock()
         self.files = Files(self._line)
 
     @property
@@ -277,9 +339,10 @@ class Sandbox:
         `full_usage` for what the interpreter alone knows of its use; both cost some milliseconds.
         """
         self._state.check_open()
-        contexts = self._state.contexts
-        if contexts.main is None:
-            contexts.main = self._take_context(None)
+        with self._lock:  # two first cells at once are of one context
+            contexts = self._state.contexts
+            if contexts.main is None:
+                contexts.main = self._take_context(None)
         return self._run(contexts.main, code, timeout_seconds, max_output_bytes, env, files_changed, full_usage,
                          raise_on_timeout,
                          {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error})
@@ -288,7 +351,8 @@ class Sandbox:
         """A context of its own: variables stay in it, and nobody else sees them."""
         self._state.check_open()
         _wire.check_language(language)
-        return Context(self, self._take_context(cwd), cwd)
+        with self._lock:
+            return Context(self, self._take_context(cwd), cwd)
 
     def _take_context(self, cwd: str | None) -> str:
         contexts, handle = self._state.contexts, self._state.handle
