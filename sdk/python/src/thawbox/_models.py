@@ -49,17 +49,21 @@ class Logs(Mapping[str, str]):
 
 @dataclass(frozen=True)
 class Truncation:
-    """Bytes that are missing from the middle of the output; false when none are."""
+    """Bytes that are missing from the middle of the output; false when none are.
+
+    `files_changed`: how many more there are, at least, than Execution.files_changed has.
+    """
 
     stdout: int = 0
     stderr: int = 0
+    files_changed: int = 0
 
     def __bool__(self) -> bool:
         return self.stdout > 0 or self.stderr > 0
 
     @property
     def note(self) -> str:
-        """A line that tells a reader, or a model, of it; "" when nothing is missing."""
+        """A line that tells a reader, or a model, of missing output; "" when none is missing."""
         if not self:
             return ""
         return (f"[the output was too long: {self.stdout} bytes of stdout and {self.stderr} bytes of stderr are "

@@ -370,7 +370,7 @@ class ExecutionSink:
         if isinstance(item.get("usage"), dict):
             ex.usage = Usage.from_json(item["usage"])
         if isinstance(cut, dict):
-            ex.truncated = Truncation(int(cut.get("stdout") or 0), int(cut.get("stderr") or 0))
+            ex.truncated = Truncation(*(int(cut.get(name) or 0) for name in ("stdout", "stderr", "files_changed")))
         if isinstance(item.get("files_changed"), list):
             ex.files_changed = [FileChange(str(f["path"]), int(f.get("size") or 0)) for f in item["files_changed"]]
 
