@@ -140,12 +140,85 @@ def test_sockets_of_the_user(no_daemon, tmp_path):
     assert not path.exists()
 
 
-def test_bake_asks_the_command(monkeypatch, tmp_path):
-    """What it is asked for, and what its failure becomes; baking itself is the command's, and tested there."""
-    command = tmp_path / "thawbox"
-    command.write_text(f"#!/bin/sh\necho \"$@\" >{tmp_path}/asked\necho 'thawbox: no room' >&2\nexit 1\n")
+TEMPLATES = Path(os.environ.get("THAWBOX_HOME") or ("/var/lib/thawbox" if not os.geteuid() else
+                 Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "thawbox")) / "templates"
+
+
+@pytest.fixture
+def home(no_daemon, monkeypatch, tmp_path) -> Path:
+    """Of templates: the one of this machine. `thawbox template build` gives it another name, and writes down what it was asked."""
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    (home / "templates").mkdir(parents=True)
+    (home / "templates" / "code-interpreter").symlink_to(TEMPLATES / "code-interpreter")
+    programs.mkdir()
+    for name in ("thawboxd", "thawbox-vmm"):
+        (programs / name).symlink_to(BIN / name)
+    command = programs / "thawbox"
+    command.write_text(f"""#!/bin/sh
+echo "$@" >>{tmp_path}/asked
+[ "$5" != 1024 ] || {{ echo 'thawbox: no room' >&2; exit 1; }}
+ln -s {TEMPLATES}/code-interpreter "{home}/templates/$3@$5"
+""")
     command.chmod(0o755)
-    monkeypatch.setenv("THAWBOX_BIN", str(tmp_path))
+    monkeypatch.setenv("THAWBOX_HOME", str(home))
+    monkeypatch.setenv("THAWBOX_BIN", str(programs))
+    yield tmp_path
+    thawbox.stop_own_daemons()
+
+
+def test_memory_picks_the_variant(home):
+    """There is none of 640 MB: an error says how to bake it. One that is there is taken before the template itself."""
+    with pytest.raises(thawbox.InvalidInput, match="thawbox template build code-interpreter --memory 640") as caught:
+        Sandbox.create(memory_mb=640)
+    assert caught.value.code == "no_variant" and "bake=True" in caught.value.remedy and not (home / "asked").exists()
+    with Sandbox.create(memory_mb=512) as sb:
+        assert sb.template == "code-interpreter", "the template has that size itself"
+    (home / "home/templates/code-interpreter@512").symlink_to(TEMPLATES / "code-interpreter")
+    with Sandbox.create(memory_mb=512) as sb:
+        assert sb.template == "code-interpreter@512" and sb.info().memory_mb == 512
+
+
+def test_bake_asks_the_command(home):
+    """What it is asked for, when, and what its failure becomes; baking itself is the command's, and tested there."""
+    with Sandbox.create(memory_mb=512, bake=True):
+        assert not (home / "asked").exists(), "it is there"
     with pytest.raises(HostNotReady, match="no room"):
         Sandbox.create(memory_mb=1024, bake=True)
-    assert (tmp_path / "asked").read_text() == "template build code-interpreter --memory 1024\n"
+    assert (home / "asked").read_text() == "template build code-interpreter --memory 1024\n"
+    with pytest.raises(thawbox.InvalidInput) as caught:  # baked, and by its own word of another size
+        Sandbox.create(memory_mb=640, bake=True)
+    assert caught.value.code == "no_variant" and (home / "asked").read_text().endswith("--memory 640\n")
+
+
+def test_bake_is_for_daemons_of_ones_own(start, monkeypatch):
+    """Another's daemon would not serve what is baked now: it is told, and nothing is baked."""
+    start()
+    monkeypatch.setenv("THAWBOX_BIN", "/nowhere")
+    with pytest.raises(thawbox.InvalidInput, match="thawboxd --template code-interpreter@640"):
+        Sandbox.create(memory_mb=640, bake=True)
+
+
+EXECUTOR = ("from thawbox.smolagents import ThawboxExecutor\nexecutor = ThawboxExecutor()\n"
+            "print(executor('1 + 1').output, flush=True)\ninput()\n")
+
+
+def test_nothing_is_left_of_a_killed_agent(tmp_path):
+    """No container that holds a port: the next one starts at once, beside it or after it."""
+    programs = [Program(tmp_path, EXECUTOR) for _ in range(2)]
+    for program in programs:
+        assert program.process.stdout.readline() == "2\n"
+        program.process.kill()
+    for program in programs:
+        program.process.communicate(timeout=GUARD_S)
+        program.wait_gone()
+
+
+def test_nothing_of_the_environment_is_told(no_daemon, monkeypatch):
+    """A daemon of the program's own has its environment; the guest has what it was given."""
+    monkeypatch.setenv("TOKEN_OF_THE_HOST", secret := "s3cr3t-of-the-host")
+    with Sandbox.create(env={"GIVEN": "1"}) as sb:
+        text = sb.run_code("import os, pathlib\n[os.environ.get('GIVEN'), 'TOKEN_OF_THE_HOST' in os.environ, "
+                           "[p for p in pathlib.Path('/proc').glob('[0-9]*/environ') if os.access(p, os.R_OK) "
+                           f"and {secret[::-1]!r}[::-1].encode() in p.read_bytes()]]").text
+        assert text == "['1', False, []]"
+    thawbox.stop_own_daemons()

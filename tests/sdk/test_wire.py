@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 
 import httpx
 import pytest
-from thawbox import HostNotReady, InvalidInput, LimitExceeded, Logs, NotFound, SandboxGone, ThawboxError, TimeoutError_
+from thawbox import HostNotReady, InvalidInput, LimitExceeded, Logs, NotFound, SandboxGone, ThawboxError, TimeoutError_, _daemon
 from thawbox import _envd as envd
 from thawbox import _wire as wire
 from thawbox._daemon import Endpoint, parse_url
 from thawbox._envd import Bounded, CommandSink, Envelopes
 from thawbox._http import AsyncHttp, SyncHttp
 from thawbox._models import ExecutionError, Pricing, Result, SandboxUsage, Truncation, Usage, parse_time
+from thawbox._sandbox import _Line
+from thawbox._state import Defaults, State
 from thawbox._wire import Cut, ExecutionSink, Handle
 
 HANDLE = Handle("iabc", "code-interpreter", "tok", "")
@@ -94,7 +97,61 @@ def test_addresses():
         parse_url("ftp://h", "k")
 
 
+def test_which_address_is_taken(monkeypatch, tmp_path):
+    """The argument, the environment, the user's socket; and the key in the same way."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("THAWBOX_URL", "http://127.0.0.1:2")
+    monkeypatch.setenv("THAWBOX_API_KEY", "of-the-environment")
+    assert _daemon.find("t", "http://127.0.0.1:1", "k") == Endpoint("http://127.0.0.1:1", None, "k")
+    assert _daemon.find("t") == Endpoint("http://127.0.0.1:2", None, "of-the-environment")
+    assert not _daemon.is_own() and not _daemon.is_own("http://127.0.0.1:1")
+    monkeypatch.delenv("THAWBOX_URL")
+    monkeypatch.delenv("THAWBOX_API_KEY")
+    (tmp_path / "thawbox").mkdir()
+    assert not _daemon.is_served("/run/thawbox/thawboxd.sock") and _daemon.is_own()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "thawbox" / "thawboxd.sock"))
+        server.listen()
+        assert _daemon.find("t") == Endpoint("http://thawboxd", str(tmp_path / "thawbox" / "thawboxd.sock"), _daemon.API_KEY)
+        assert not _daemon.is_own()
+        assert _daemon.find("t", "unix:/a").uds == "/a", "an argument goes first"
+
+
+def test_where_the_program_is(monkeypatch, tmp_path):
+    for folder in ("given", "path"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "thawboxd").write_text("")
+        (tmp_path / folder / "thawboxd").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setenv("THAWBOX_BIN", str(tmp_path / "given"))
+    assert _daemon.find_program() == str(tmp_path / "given" / "thawboxd")
+    monkeypatch.setenv("THAWBOX_BIN", str(tmp_path / "given" / "thawboxd"))
+    assert _daemon.find_program() == str(tmp_path / "given" / "thawboxd")
+    monkeypatch.delenv("THAWBOX_BIN")
+    assert _daemon.find_program() == str(tmp_path / "path" / "thawboxd")
+
+
 # ---- cells ----
+
+def test_a_line_that_breaks_after_a_deadline():
+    """A guest that does not answer is ended, and that is said; before its deadline something else has happened."""
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/execute":
+            return httpx.Response(404, json={"message": "gone"})
+        return httpx.Response(200, content=say())
+
+    def say():
+        yield ndjson({"type": "stdout", "text": "so far"})
+        raise httpx.RemoteProtocolError("cut")
+
+    for timeout, words in ((1e-9, "did not answer after a deadline"), (100, "killed, its time to live")):
+        line = _Line(http_with(answer), State(HANDLE, Defaults()))
+        with pytest.raises(SandboxGone, match=words) as caught:
+            line.run(wire.run_code(HANDLE, "1", context="c", timeout=1, max_output=None, env=None, files_changed=False,
+                                   full_usage=False), {}, timeout)
+        assert caught.value.partial.logs.stdout == "so far"
+    assert Defaults().timeout_seconds == 300 and Defaults().max_output_bytes is None
+
 
 END = {"type": "end_of_execution", "ended": "done", "context_restarted": False}
 
@@ -114,7 +171,7 @@ def test_cell(size):
                   {"type": "result", "text": "2", "is_main_result": True, "extra": {}},
                   {"type": "result", "png": "aGk=", "is_main_result": False, "extra": {"x/y": "z"}},
                   {"type": "error", "name": "KeyError", "value": "'k'", "traceback": "Traceback"},
-                  {**END, "usage": {"wall_ms": 1.5, "peak_kib": 7, "new": 1}, "truncated": {"stdout": 4, "stderr": 0},
+                  {**END, "usage": {"wall_ms": 1.5, "peak_kib": 7, "new": 1}, "truncated": {"stdout": 4, "files_changed": 3},
                    "files_changed": [{"path": "/home/user/a", "size": 2}]})
     sink, events = read(data, size)
     ex = sink.finish()
@@ -124,7 +181,7 @@ def test_cell(size):
     assert ex.results[1].formats() == ["png", "x/y"]
     assert ex.error.name == "KeyError" and str(ex.error) == "KeyError: 'k'"
     assert ex.usage == Usage(wall_ms=1.5, peak_kib=7)
-    assert ex.truncated and "4 bytes of stdout" in ex.truncated.note
+    assert ex.truncated and "4 bytes of stdout" in ex.truncated.note and ex.truncated.files_changed == 3
     assert [(f.path, f.size) for f in ex.files_changed] == [("/home/user/a", 2)]
     assert not ex.timed_out and not ex.context_restarted
 

@@ -264,10 +264,17 @@ class AsyncSandbox:
                             files_changed, full_usage)
         _state.check_disk(disk_mb)
         limits = Limits(cpu, disk_rate, disk_ops, vsock_rate)
-        if bake:
+
+        def call(name: str) -> Call[Handle]:
+            return _wire.create(name, ttl_seconds, env=env, metadata=metadata, network=network, limits=limits)
+
+        try:
+            http, handle = await _create(template, memory_mb, url, api_key, call)
+        except ThawboxError as error:
+            if not (bake and _state.may_bake(error) and _daemon.is_own(url)):
+                raise
             await asyncio.to_thread(_daemon.bake, template, memory_mb)
-        http, handle = await _create(template, memory_mb, url, api_key, lambda name: _wire.create(
-            name, ttl_seconds, env=env, metadata=metadata, network=network, limits=limits))
+            http, handle = await _create(template, memory_mb, url, api_key, call)
         self = cls.__new__(cls)
         self._attach(http, handle, defaults)
         self._state.metadata = dict(metadata or {})
@@ -329,9 +336,8 @@ class AsyncSandbox:
 
         An exception of the cell is in the answer's `error`, not raised. At `timeout_seconds` it is interrupted; if that
         does not help its interpreter is killed and replaced; the answer has a TimeoutError and the output until then,
-        or
-        TimeoutError_ is raised with it (`raise_on_timeout`). Of more output than `max_output_bytes` the middle is cut and
-        that is told, in `truncated` and at the end of stderr. `files_changed` asks for the files that it has changed,
+        or TimeoutError_ is raised with it (`raise_on_timeout`). Of more output than `max_output_bytes` the middle is cut
+        and that is told, in `truncated` and at the end of stderr. `files_changed` asks for the files that it has changed,
         `full_usage` for what the interpreter alone knows of its use; both cost some milliseconds.
         """
         self._state.check_open()

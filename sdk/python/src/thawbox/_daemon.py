@@ -198,11 +198,19 @@ def stop_own_daemons() -> None:
 atexit.register(stop_own_daemons)
 
 
+def given_url(url: str | None) -> str | None:
+    return url or os.environ.get("THAWBOX_URL")
+
+
+def is_own(url: str | None = None) -> bool:
+    """Nobody else's daemon would be asked: what is baked now is served by the next one of this process."""
+    return not given_url(url) and not any(is_served(path) for path in user_sockets())
+
+
 def find(template: str, url: str | None = None, api_key: str | None = None) -> Endpoint:
     """Where to ask for a sandbox of that template."""
     key = api_key or os.environ.get("THAWBOX_API_KEY") or API_KEY
-    given = url or os.environ.get("THAWBOX_URL")
-    if given:
+    if given := given_url(url):
         return parse_url(given, key)
     for path in user_sockets():
         if is_served(path):

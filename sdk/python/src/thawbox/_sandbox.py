@@ -255,18 +255,24 @@ class Sandbox:
 
         `ttl_seconds` ends it whatever runs. `env` is of its interpreters and commands. `memory_mb` picks the variant of
         the template with that memory (`bake`: bakes it where it is missing: minutes). `cpu` is its share of one
-        processor, as 0.5; `disk_rate` and `vsock_rate` are bytes,
-        `disk_ops` requests a second. `network`: None is none.
+        processor, as 0.5; `disk_rate` and `vsock_rate` are bytes, `disk_ops` requests a second. `network`: None is none.
         `timeout_seconds`, `max_output_bytes`, `raise_on_timeout`, `files_changed` and `full_usage` are the defaults of its cells.
         """
         defaults = Defaults(_wire.seconds(timeout_seconds, "timeout_seconds"), max_output_bytes, raise_on_timeout,
                             files_changed, full_usage)
         _state.check_disk(disk_mb)
         limits = Limits(cpu, disk_rate, disk_ops, vsock_rate)
-        if bake:
+
+        def call(name: str) -> Call[Handle]:
+            return _wire.create(name, ttl_seconds, env=env, metadata=metadata, network=network, limits=limits)
+
+        try:
+            http, handle = _create(template, memory_mb, url, api_key, call)
+        except ThawboxError as error:
+            if not (bake and _state.may_bake(error) and _daemon.is_own(url)):
+                raise
             _daemon.bake(template, memory_mb)
-        http, handle = _create(template, memory_mb, url, api_key, lambda name: _wire.create(
-            name, ttl_seconds, env=env, metadata=metadata, network=network, limits=limits))
+            http, handle = _create(template, memory_mb, url, api_key, call)
         self._attach(http, handle, defaults)
         self._state.metadata = dict(metadata or {})
         _live.add(self)
@@ -333,9 +339,8 @@ class Sandbox:
 
         An exception of the cell is in the answer's `error`, not raised. At `timeout_seconds` it is interrupted; if that
         does not help its interpreter is killed and replaced; the answer has a TimeoutError and the output until then,
-        or
-        TimeoutError_ is raised with it (`raise_on_timeout`). Of more output than `max_output_bytes` the middle is cut and
-        that is told, in `truncated` and at the end of stderr. `files_changed` asks for the files that it has changed,
+        or TimeoutError_ is raised with it (`raise_on_timeout`). Of more output than `max_output_bytes` the middle is cut
+        and that is told, in `truncated` and at the end of stderr. `files_changed` asks for the files that it has changed,
         `full_usage` for what the interpreter alone knows of its use; both cost some milliseconds.
         """
         self._state.check_open()

@@ -108,6 +108,11 @@ def wrong_memory(template: str, memory_mb: int | None, cause: ThawboxError | Non
                         "daemon", code="no_variant")
 
 
+def may_bake(error: ThawboxError) -> bool:
+    """It failed for want of a template, or of a variant of it."""
+    return error.code in ("no_template", "no_variant")
+
+
 def check_disk(disk_mb: int | None) -> None:
     if disk_mb is not None and disk_mb != DISK_MB:
         raise InvalidInput(f"the private disk of a sandbox has {DISK_MB} MB, not {disk_mb!r}: its size is the root image's",
