@@ -48,6 +48,10 @@ async def test_program(daemon, tmp_path):
         assert await other.kill() is True
     with pytest.raises(SandboxGone):
         await sb.run_code("1")
+    for call in (sb.info, sb.files.list, sb.usage):
+        with pytest.raises(SandboxGone):
+            await call()
+    assert await sb.kill() is False and await sb.kill() is False
 
 
 async def test_many_at_once(daemon):
@@ -76,3 +80,21 @@ async def test_what_is_refused(daemon):
         await AsyncSandbox.create(memory_mb=1234)
     with pytest.raises(NotFound):
         await AsyncSandbox.create("none")
+
+
+async def test_killed_while_a_cell_runs(daemon):
+    sb = await AsyncSandbox.create()
+    started = asyncio.Event()
+    task = asyncio.create_task(sb.run_code("import time\nprint('go', flush=True)\ntime.sleep(600)",
+                                           on_stdout=lambda _: started.set()))
+    await asyncio.wait_for(started.wait(), 120)
+    await sb.kill()
+    with pytest.raises(SandboxGone) as caught:
+        await task
+    assert caught.value.partial.logs.stdout == "go\n"
+
+
+async def test_first_cells_of_two_tasks_are_of_one_context(daemon):
+    async with await AsyncSandbox.create() as sb:
+        await asyncio.gather(sb.run_code("a = 1"), sb.run_code("b = 2"))
+        assert (await sb.run_code("a + b")).text == "3"

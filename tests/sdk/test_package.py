@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -50,11 +51,19 @@ def test_what_is_in_it(built):
 
 
 def interpreters() -> list[str]:
-    return [name for name in ("python3.10", "python3.11", "python3.12", "python3.13") if (found := shutil.which(name)) and
-            subprocess.run([found, "-c", "import venv, ensurepip"], check=False, capture_output=True).returncode == 0]
+    """Each minor version once: of the PATH, of pyenv, of uv; those that can make an environment."""
+    homes = [os.environ.get("PYENV_ROOT", "~/.pyenv") + "/versions",
+             os.environ.get("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python")]
+    found = []
+    for minor in range(10, 14):
+        paths = [shutil.which(f"python3.{minor}")]
+        paths += [str(path) for home in homes for path in Path(home).expanduser().glob(f"*3.{minor}.*/bin/python3.{minor}")]
+        found += [path for path in paths if path and subprocess.run(
+            [path, "-c", "import venv, ensurepip"], check=False, capture_output=True).returncode == 0][:1]
+    return found
 
 
-@pytest.mark.parametrize("python", interpreters() or [sys.executable])
+@pytest.mark.parametrize("python", interpreters() or [sys.executable], ids=lambda path: Path(path).name)
 def test_in_an_empty_environment(daemon, built, tmp_path, python):
     subprocess.run([python, "-m", "venv", tmp_path / "env"], check=True)
     subprocess.run([tmp_path / "env/bin/pip", "install", "-q", "--disable-pip-version-check", built[0]], check=True)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import io
+import os
+import socket
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
+from conftest import BIN
 from thawbox import (
     InvalidInput,
     LimitExceeded,
@@ -67,6 +72,12 @@ def test_contexts_share_nothing(sb):
     one.close()
     with pytest.raises(NotFound):
         one.run_code("v")
+
+
+def test_first_cells_of_two_threads_are_of_one_context(sb):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(sb.run_code, ("a = 1", "b = 2")))
+    assert sb.run_code("a + b").text == "3"
 
 
 def test_env_of_a_cell(sb):
@@ -243,11 +254,59 @@ def test_limit_of_sandboxes(start):
 
 
 def test_rates_are_kept(daemon):
-    """16 MiB from a disk that gives 1 MiB a second, and not the same from one without limit."""
-    code = ("import os, time\nfd = os.open('/home/user/f', os.O_CREAT | os.O_RDWR)\nbegin = time.monotonic()\n"
-            "for i in range(16): os.pwrite(fd, os.urandom(1 << 20), i << 20)\nos.fsync(fd)\ntime.monotonic() - begin")
-    with Sandbox.create(disk_rate=1 << 20) as slow:
-        assert float(slow.run_code(code, timeout_seconds=240).text) > 10, "the rate is a bound from below, on any machine"
+    """What is over a limit takes its time, on any machine: each time here is a bound from below, and a third of what it must be."""
+    write = ("import os, time\nfd = os.open('/home/user/f', os.O_CREAT | os.O_RDWR | os.O_DSYNC)\nbegin = time.monotonic()\n"
+             "for i in range({n}): os.pwrite(fd, os.urandom({size}), i * {size})\ntime.monotonic() - begin")
+    with Sandbox.create(disk_rate=1 << 20) as sb:
+        assert float(sb.run_code(write.format(n=6, size=1 << 20)).text) > 2
+    with Sandbox.create(disk_ops=20) as sb:
+        assert float(sb.run_code(write.format(n=120, size=4096)).text) > 2
+    with Sandbox.create(vsock_rate=1 << 20) as sb:
+        begin = time.monotonic()
+        sb.files.write("in", bytes(6 << 20))
+        assert time.monotonic() - begin > 2
+        begin = time.monotonic()
+        assert len(sb.files.read("in", "bytes")) == 6 << 20 and time.monotonic() - begin > 2
+
+
+def delegated_cgroup() -> Path | None:
+    """A directory of cgroup v2 whose `cpu` we may give to groups below it."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, where, kind, *_ = line.split()
+        top = Path(where)
+        if kind == "cgroup2" and os.access(top, os.W_OK) and "cpu" in (top / "cgroup.controllers").read_text().split():
+            return top
+    return None
+
+
+@pytest.mark.skipif(delegated_cgroup() is None, reason="no cgroup v2 with the cpu controller is ours here")
+def test_share_of_a_processor(start):
+    """What the kernel holds its monitor to, by the words of the kernel."""
+    top = delegated_cgroup()
+    start(env={"THAWBOX_CGROUP": str(top)})
+    before = set(top.rglob("cpu.max"))
+    with Sandbox.create(cpu=0.25) as sb:
+        assert sb.run_code("1 + 1").text == "2"
+        assert "25000 100000" in [path.read_text().strip() for path in set(top.rglob("cpu.max")) - before]
+        with Sandbox.create() as other:
+            assert other.run_code("1 + 1").text == "2"
+
+
+def test_keys_of_a_daemon(start, tmp_path, monkeypatch):
+    """By argument or by the environment; a key sees its own sandboxes alone."""
+    keys = [subprocess.run([BIN / "thawbox", "key", "create", "--keys", tmp_path / "keys.json", name], check=True, text=True,
+                           capture_output=True).stdout.strip() for name in ("alice", "bob")]
+    start("--keys", str(tmp_path / "keys.json"))
+    with pytest.raises(InvalidInput) as caught:
+        Sandbox.create()
+    assert caught.value.code == "unauthorized"
+    with Sandbox.create(api_key=keys[0]) as sb:
+        assert sb.run_code("1 + 1").text == "2"
+        monkeypatch.setenv("THAWBOX_API_KEY", keys[1])
+        assert Sandbox.list() == []
+        with pytest.raises(NotFound):
+            Sandbox.connect(sb.id)
+        assert [one.id for one in Sandbox.list(api_key=keys[0])] == [sb.id]
 
 
 # ---- usage ----
@@ -268,19 +327,39 @@ def test_meter(sb):
 
 
 def test_usage_of_a_cell(sb):
+    """As the host sees it always, as the interpreter sees itself when asked."""
     ex = sb.run_code("print('x' * 1000)\nsum(range(1000))")
-    if ex.usage is None:
-        pytest.skip("this daemon does not tell what a cell has used")
-    assert ex.usage.wall_ms is not None and ex.usage.wall_ms > 0
-    assert sb.usage().cells.wall_ms >= ex.usage.wall_ms
+    assert ex.usage.wall_ms > 0 and ex.usage.cpu_ms > 0 and ex.usage.pages_dirtied > 0 and ex.usage.output_bytes >= 1001
+    assert ex.usage.peak_kib is None and ex.usage.cpu_user_ms is None
+    code = ("import os\nfd = os.open('f', os.O_CREAT | os.O_WRONLY)\nos.write(fd, bytes(1 << 20))\nos.fsync(fd)\n"
+            "b = bytearray(b'x') * (8 << 20)")
+    full = sb.run_code(code, full_usage=True)
+    assert full.error is None
+    assert full.usage.peak_kib > 8 << 10 and full.usage.write_bytes >= 1 << 20 and full.usage.read_bytes is not None
+    assert full.usage.cpu_user_ms + full.usage.cpu_system_ms > 0 and full.usage.pages_dirtied >= 2048
+    total = sb.usage().cells
+    assert total.wall_ms == pytest.approx(ex.usage.wall_ms + full.usage.wall_ms)
+    assert total.pages_dirtied == ex.usage.pages_dirtied + full.usage.pages_dirtied and total.write_bytes == full.usage.write_bytes
 
 
 def test_files_changed(sb):
-    ex = sb.run_code("open('made.txt', 'w').write('12345')", files_changed=True)
-    if ex.files_changed is None:
-        pytest.skip("this daemon does not tell what a cell has changed")
-    assert [(f.path, f.size) for f in ex.files_changed] == [("/home/user/made.txt", 5)]
+    sb.files.write("old.txt", "as it was")
+    sb.files.write("grown.txt", "1")
+    ex = sb.run_code("open('made.txt', 'w').write('12345')\nopen('grown.txt', 'a').write('23')\nopen('old.txt').read()",
+                     files_changed=True)
+    assert {(f.path, f.size) for f in ex.files_changed} == {("/home/user/made.txt", 5), ("/home/user/grown.txt", 3)}
     assert sb.run_code("1").files_changed is None, "not asked for"
+    assert sb.run_code("1", files_changed=True).files_changed == []
+    ex = sb.run_code("import os\nos.mkdir('many')\nfor n in range(300): open(f'many/{n}', 'w').close()", files_changed=True)
+    assert len(ex.files_changed) == 256 and ex.truncated.files_changed >= 44 and not ex.truncated
+
+
+def test_both_are_asked_for_once_and_for_all(daemon):
+    with Sandbox.create(files_changed=True, full_usage=True) as sb:
+        ex = sb.run_code("open('made.txt', 'w').write('1')")
+        assert [f.path for f in ex.files_changed] == ["/home/user/made.txt"] and ex.usage.peak_kib > 0
+        ex = sb.run_code("1", files_changed=False)
+        assert ex.files_changed is None
 
 
 # ---- packages ----
@@ -309,6 +388,42 @@ def test_install(sb, tmp_path):
     assert caught.value.code == "install" and "pip download" in caught.value.remedy
     with pytest.raises(InvalidInput, match="no wheels"):
         sb.install(["x"], wheels=tmp_path / "none")
+
+
+# ---- the host ----
+
+REACH = """
+import socket
+found = []
+for host in %r:
+    try:
+        socket.create_connection((host, %d), timeout=5).close()
+        found.append(host)
+    except OSError:
+        pass
+for port in (%d, 1024, 2000):
+    try:
+        with socket.socket(socket.AF_VSOCK) as sock:
+            sock.settimeout(5)
+            sock.connect((2, port))
+        found.append(port)
+    except OSError:
+        pass
+found, [name for _, name in socket.if_nameindex()]
+"""
+
+
+def test_the_hosts_services_are_out_of_reach(sb):
+    """A container reaches what listens on its host by host.docker.internal; here there is no way, by name, number or vsock."""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        server.settimeout(0)
+        port = server.getsockname()[1]
+        hosts = ["host.docker.internal", socket.gethostname(), "10.0.2.2", "172.17.0.1", "192.168.0.1", "169.254.169.254",
+                 socket.gethostbyname(socket.gethostname())]
+        ex = sb.run_code(REACH % (hosts, port, port))
+        assert ex.error is None and ex.text == "([], ['lo'])"
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 # ---- many ----
