@@ -1,14 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor of smolagents: what its own remote executors are tested for, and each defect of theirs that is known.
 
-The defects' names are those of docs/python.md, "What the others do"; models are scripted, nothing needs a network.
+Models are scripted, nothing needs a network. What people report of the others (issues and pull requests of
+huggingface/smolagents), and the test that shows it is not so here:
+
+    2050, 1856  a port, or a container, that is left behind  test_own_daemon: test_nothing_is_left_of_a_killed_agent
+    1739, 2374  tools of MCP                                 test_tools_of_mcp, test_tools_without_source
+    1345, 913   functions with @tool                         test_tools_are_sent_as_source
+    1743        not ready yet when it is asked               test_ten_agents_at_once (each acts as soon as it is made)
+    1845        services of the host                         test_sandbox: test_the_hosts_services_are_out_of_reach
+    1637        pickles of the guest                         test_hostile_final_answer, test_pickle_when_asked, test_codec
+    1905        a final answer that is caught                test_final_answer_is_not_lost
+    1730        another version of the vendor's client       test_e2b_executor_of_smolagents_unchanged; ours has none
+    244         no module smolagents in the sandbox          test_default_tools
+    392         managed agents                               test_managed_agents
+    25          no way without a service                     all: there is none
+    1024, 2722  executors of others                          test_the_entry_point_is_a_factory, agent_with()
+    2147        "!" is no syntax; installed, and not found   test_pictures_and_tables; test_sandbox: test_install
+    1856        standard modules are given to pip            test_packages_are_looked_for_and_not_installed
+    1422        a sandbox that outlives its agent            test_cleanup_is_idempotent_and_leaves_nothing
+    E2B 1381    a sandbox that is gone early                 test_a_lost_sandbox_is_replaced_and_the_model_is_told
+    2464        code that hangs                              test_deadline, test_deadline_of_one_that_does_not_listen
 """
 from __future__ import annotations
 
 import concurrent.futures
 import gc
 import json
+import os
+import sys
 import threading
+import time
 from textwrap import dedent
 
 import pandas as pd
@@ -16,7 +38,7 @@ import PIL.Image
 import pytest
 import thawbox.smolagents
 from scripted import Scripted
-from smolagents import CodeAgent, FinalAnswerTool, Tool, tool
+from smolagents import CodeAgent, FinalAnswerTool, PythonInterpreterTool, Tool, VisitWebpageTool, WebSearchTool, tool
 from smolagents.utils import AgentError
 from thawbox import InvalidInput, NotFound, Sandbox
 from thawbox.smolagents import ExecutorLost, ThawboxExecutor, forbidden_imports, import_names
@@ -183,6 +205,32 @@ def test_deadline(daemon):
         assert executor.state["_print_outputs"] == "so far\n" and executor("x").output == "5"
 
 
+def test_deadline_of_one_that_does_not_listen(daemon):
+    """Its interpreter is replaced, and the next one has the tools and variables again."""
+    with ThawboxExecutor(timeout_seconds=2) as executor:
+        executor.send_variables({"n": 7})
+        executor.send_tools({"double": double})
+        with pytest.raises(AgentError, match="TimeoutError.*had to be restarted"):
+            executor("import signal\nprint('deaf')\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass")
+        assert executor.state["_print_outputs"] == "deaf\n" and executor("double(n)").output == "14"
+
+
+def test_a_tool_of_the_host_has_time_of_its_own(daemon):
+    class Slow(Keyed):
+        def forward(self, what: str) -> str:
+            time.sleep(4)
+            return what
+
+    with ThawboxExecutor(timeout_seconds=2, host_tool_seconds=120) as executor:
+        executor.send_tools({"keyed": Slow("k")})
+        assert executor("keyed('slow')").output == "slow"
+    with ThawboxExecutor(timeout_seconds=2, host_tool_seconds=0) as executor:
+        executor.send_tools({"keyed": Slow("k")})
+        with pytest.raises(AgentError, match="TimeoutError"):
+            executor("keyed('slow')")
+        assert executor("1 + 1").output == "2"
+
+
 def test_interpreter_that_dies_gets_its_tools_back(daemon):
     with ThawboxExecutor() as executor:
         executor.send_variables({"n": 7})
@@ -320,6 +368,53 @@ def test_tools_without_source(executor):
     assert executor("made(41)").output == "42" and "made" in executor._on_host
 
 
+MCP_SERVER = """
+from mcp.server.fastmcp import FastMCP
+server = FastMCP("numbers")
+
+@server.tool()
+def treble(n: int) -> str:
+    \"\"\"Three times n.\"\"\"
+    return str(3 * n)
+
+server.run("stdio")
+"""
+
+
+def test_tools_of_mcp(executor, tmp_path):
+    """Of a real server: the agent's code calls them like any others. Theirs refuse them when they are sent."""
+    from mcp import StdioServerParameters
+    from smolagents import MCPClient
+
+    (tmp_path / "server.py").write_text(MCP_SERVER)
+    server = StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")], env=dict(os.environ))
+    with MCPClient(server, structured_output=False) as tools:
+        agent = agent_with(executor, "final_answer(treble(n=14) + '!')", tools=tools)
+        assert agent.run("go") == "42!" and set(executor._on_host) == {"treble"}
+
+
+def test_default_tools(executor):
+    """Sent where the sandbox has what they import (it has no smolagents), else called on the host, and said so."""
+    told: list[str] = []
+    executor._tell = told.append
+    executor.send_tools({"final_answer": FinalAnswerTool(), "web_search": WebSearchTool(), "visit_webpage": VisitWebpageTool()})
+    code = "import importlib.util as u\n[callable(web_search), callable(visit_webpage), u.find_spec('smolagents') is None]"
+    assert executor(code).output == "[True, True, True]"
+    assert "web_search" not in executor._on_host
+    assert "visit_webpage" in executor._on_host and "markdownify" in "".join(told)
+
+
+def test_no_tool_runs_code_of_the_guest_in_this_process(executor):
+    """That interpreter of smolagents is not a boundary; one who wants it says so."""
+    for host_tools in ("auto", "never", ["double"]):
+        executor.host_tools = host_tools
+        with pytest.raises(InvalidInput, match="runs code in this process"):
+            executor.send_tools({"python_interpreter": PythonInterpreterTool()})
+    executor.host_tools = ["python_interpreter"]
+    executor.send_tools({"python_interpreter": PythonInterpreterTool()})
+    assert "4" in executor("python_interpreter('2 + 2')").output
+
+
 def test_calls_of_the_host_are_bounded(daemon):
     calls: list[str] = []
 
@@ -429,6 +524,13 @@ def test_cleanup_is_idempotent_and_leaves_nothing(daemon):
     with agent_with(ThawboxExecutor(), "final_answer(1)") as agent:
         assert agent.run("go") == 1
     assert json.loads(daemon.get("/v2/sandboxes")[1]) == []
+
+
+def test_options_of_its_sandbox(daemon):
+    with ThawboxExecutor(env={"GIVEN": "1"}, metadata={"task": "7"}, ttl_seconds=600) as executor:
+        assert executor("import os\nos.environ['GIVEN']").output == "1"
+        info = executor.sandbox.info()
+        assert info.metadata == {"task": "7"} and (info.ends - info.started).total_seconds() == pytest.approx(600, abs=5)
 
 
 def test_a_sandbox_of_the_caller_is_left_alone(daemon):

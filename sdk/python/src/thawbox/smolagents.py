@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import smolagents
-from smolagents.default_tools import FinalAnswerTool
+from smolagents.default_tools import FinalAnswerTool, PythonInterpreterTool
 from smolagents.local_python_executor import CodeOutput, PythonExecutor
 from smolagents.tools import Tool
 from smolagents.utils import BASE_BUILTIN_MODULES, AgentError
@@ -417,6 +417,9 @@ class ThawboxExecutor(PythonExecutor):  # type: ignore[misc]
             return {"name": name, "where": "value", "final": True}
         if self.host_tools == "always" or (not isinstance(self.host_tools, str) and name in self.host_tools):
             return self._host_spec(name, tool, "it was asked for")
+        if isinstance(tool, PythonInterpreterTool):  # by default it would be a way out of the sandbox
+            raise InvalidInput(f"the tool {name!r} runs code in this process, where nothing holds it",
+                               f"leave it out: actions are Python; or ask for it with host_tools=[{name!r}]", code="tool")
         code, why = _source_of(tool)
         if code is not None:
             return {"name": name, "where": "guest", "final": name == "final_answer", "code": code}
