@@ -2,8 +2,11 @@
 """Two programs as they are published for other sandboxes, with another import and a scripted model."""
 from __future__ import annotations
 
+import importlib.util
 import io
+import sys
 
+from conftest import ROOT
 from scripted import Scripted
 from smolagents import CodeAgent
 from smolagents.local_python_executor import CodeOutput, PythonExecutor
@@ -115,3 +118,22 @@ def test_the_same_with_the_e2b_executor(daemon):
         assert agent.run("the mean") == 3
     finally:
         agent.cleanup()
+
+
+# ---- the example ----
+
+def test_the_example(daemon, tmp_path, monkeypatch, capsys):
+    """examples/agent/agent.py as it is, but for its model."""
+    spec = importlib.util.spec_from_file_location("agent_example", ROOT / "examples" / "agent" / "agent.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr(example, "InferenceClientModel", lambda: Scripted(
+        "import pandas as pd\ndf = pd.read_csv('data.csv')", "import matplotlib.pyplot as plt\n"
+        "df.plot(x='month', y='revenue')\nplt.savefig('chart.png')\nfinal_answer(int(df.revenue.sum()))"))
+    monkeypatch.setattr(sys, "argv", ["agent.py", str(tmp_path / "data.csv"), "the sum, and a chart"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.csv").write_bytes(CSV)
+    example.main()
+    out = capsys.readouterr().out
+    assert "60" in out and "cost: 0.0" in out
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")

@@ -232,7 +232,8 @@ def test_ttl(daemon):
 
 def test_what_is_not_offered_is_refused(daemon):
     for options, word in (({"template": "none"}, "no template"), ({"network": {"allowOut": ["pypi.org"]}}, "network"),
-                          ({"disk_mb": 100}, "disk"), ({"memory_mb": 1234}, "template build"), ({"memory_mb": 1}, "memory_mb"),
+                          ({"disk_mb": 0}, "disk"), ({"disk_mb": 9000}, "disk"),
+                          ({"memory_mb": 1234}, "template build"), ({"memory_mb": 1}, "memory_mb"),
                           ({"cpu": 0}, "cpu"), ({"cpu": 0.5}, "THAWBOX_CGROUP"), ({"ttl_seconds": 0}, "ttl_seconds"),
                           ({"ttl_seconds": 10**8}, "max-ttl"), ({"timeout_seconds": -1}, "timeout_seconds"),
                           ({"env": {"A": 1}}, "env")):
@@ -267,6 +268,21 @@ def test_rates_are_kept(daemon):
         assert time.monotonic() - begin > 2
         begin = time.monotonic()
         assert len(sb.files.read("in", "bytes")) == 6 << 20 and time.monotonic() - begin > 2
+
+
+def test_space_on_the_disk(daemon):
+    """More than it may have is ENOSPC, at once, for root too; what is removed may be had again."""
+    with Sandbox.create(disk_mb=16) as sb:
+        write = "import os\nwith open('{name}', 'wb') as f: f.write(bytes({mb} << 20))"
+        assert sb.run_code(write.format(name="a", mb=6)).error is None
+        ex = sb.run_code(write.format(name="b", mb=16))
+        assert ex.error.name == "OSError" and "No space left" in ex.error.value
+        assert sb.run_code("s = os.statvfs('/')\ns.f_bavail * s.f_frsize <= 16 << 20").text == "True"
+        result = sb.exec("head -c 16M /dev/zero >/var/tmp/x", user="root")
+        assert not result.ok and "No space left" in result.stderr
+        sb.run_code("os.remove('b')\nos.remove('a')")
+        sb.files.remove("/var/tmp/x")
+        assert sb.run_code(write.format(name="c", mb=8)).error is None
 
 
 def delegated_cgroup() -> Path | None:

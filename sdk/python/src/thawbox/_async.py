@@ -278,6 +278,7 @@ class AsyncSandbox:
         self = cls.__new__(cls)
         self._attach(http, handle, defaults)
         self._state.metadata = dict(metadata or {})
+        await self._hold_disk(disk_mb)
         return self
 
     @classmethod
@@ -315,6 +316,15 @@ class AsyncSandbox:
         self._line = _Line(http, self._state)
         self._lock = asyncio.Lock()
         self.files = AsyncFiles(self._line)
+
+    async def _hold_disk(self, disk_mb: int | None) -> None:
+        if (command := _state.disk_command(disk_mb)) is None:
+            return
+        try:
+            _state.check_disk_made(await self.exec(command, user="root"), disk_mb)
+        except BaseException:
+            await self.kill()
+            raise
 
     @property
     def id(self) -> str:

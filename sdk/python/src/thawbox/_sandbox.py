@@ -255,7 +255,8 @@ class Sandbox:
 
         `ttl_seconds` ends it whatever runs. `env` is of its interpreters and commands. `memory_mb` picks the variant of
         the template with that memory (`bake`: bakes it where it is missing: minutes). `cpu` is its share of one
-        processor, as 0.5; `disk_rate` and `vsock_rate` are bytes, `disk_ops` requests a second. `network`: None is none.
+        processor, as 0.5; `disk_rate` and `vsock_rate` are bytes, `disk_ops` requests a second. `disk_mb` is what it may
+        have on its disk; below the 8192 that there are it costs a command before anything else. `network`: None is none.
         `timeout_seconds`, `max_output_bytes`, `raise_on_timeout`, `files_changed` and `full_usage` are the defaults of its cells.
         """
         defaults = Defaults(_wire.seconds(timeout_seconds, "timeout_seconds"), max_output_bytes, raise_on_timeout,
@@ -276,6 +277,7 @@ class Sandbox:
         self._attach(http, handle, defaults)
         self._state.metadata = dict(metadata or {})
         _live.add(self)
+        self._hold_disk(disk_mb)
 
     @classmethod
     def create(cls, template: str = TEMPLATE, *, ttl_seconds: float = TTL_SECONDS, env: Mapping[str, str] | None = None,
@@ -318,6 +320,15 @@ class Sandbox:
         self._line = _Line(http, self._state)
         self._lock = threading.Lock()
         self.files = Files(self._line)
+
+    def _hold_disk(self, disk_mb: int | None) -> None:
+        if (command := _state.disk_command(disk_mb)) is None:
+            return
+        try:
+            _state.check_disk_made(self.exec(command, user="root"), disk_mb)
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def id(self) -> str:

@@ -113,11 +113,30 @@ def may_bake(error: ThawboxError) -> bool:
     return error.code in ("no_template", "no_variant")
 
 
+SMALLER_DISK = """set -- "$1" $(stat -f -c '%f %S' /)
+keep=$(($2 - $1 * 1048576 / $3))
+[ $keep -le 0 ] || echo $keep >/sys/fs/ext4/vdb/reserved_clusters"""
+
+
 def check_disk(disk_mb: int | None) -> None:
-    if disk_mb is not None and disk_mb != DISK_MB:
-        raise InvalidInput(f"the private disk of a sandbox has {DISK_MB} MB, not {disk_mb!r}: its size is the root image's",
-                           "leave disk_mb out; to bound what the host must hold, put THAWBOX_HOME on a file system of that "
-                           "size", code="not_offered")
+    if disk_mb is not None and (isinstance(disk_mb, bool) or not isinstance(disk_mb, int) or not 1 <= disk_mb <= DISK_MB):
+        raise InvalidInput(f"disk_mb must be an integer of 1 to {DISK_MB}, not {disk_mb!r}: the disk of a sandbox has {DISK_MB} MB")
+
+
+def disk_command(disk_mb: int | None) -> list[str] | None:
+    """What root runs to make a sandbox's disk smaller: its file system keeps the other blocks from everybody, root included.
+
+    None: nothing is to be done. It is a rule within the guest: its root can lift it.
+    """
+    if disk_mb is None or disk_mb == DISK_MB:
+        return None
+    return ["/bin/sh", "-ec", SMALLER_DISK, "sh", str(disk_mb)]
+
+
+def check_disk_made(result: CommandResult, disk_mb: int | None) -> None:
+    if not result.ok:
+        why = (result.stderr or result.status).strip()
+        raise ThawboxError(f"the disk could not be held to {disk_mb} MB: {why}", "leave disk_mb out", code="disk", partial=result)
 
 
 def is_lost(error: ThawboxError) -> bool:
