@@ -108,6 +108,17 @@ def test_killed_while_a_cell_runs(sb):
     assert caught.value.partial.logs.stdout == "go\n" and caught.value.remedy
 
 
+def test_a_callback_that_fails_ends_its_cell(sb):
+    """The error is the caller's own, the cell is interrupted, and its context goes on."""
+    def fail(text: str) -> None:
+        raise RuntimeError(f"not {text!r}")
+
+    sb.run_code("x = 1")
+    with pytest.raises(RuntimeError, match="not 'go"):
+        sb.run_code("print('go')\nwhile True: pass", on_stdout=fail)
+    assert sb.run_code("x").text == "1"
+
+
 # ---- deadlines and output ----
 
 def test_deadline_keeps_context_and_output(sb):
