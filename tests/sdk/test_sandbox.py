@@ -372,10 +372,13 @@ def test_usage_of_a_cell(sb):
 def test_files_changed(sb):
     sb.files.write("old.txt", "as it was")
     sb.files.write("grown.txt", "1")
+    tick = "import time; time.sleep(0.1)"  # of the clock by which files get their times: what was before it is not the cell's
+    sb.run_code(tick)
     ex = sb.run_code("open('made.txt', 'w').write('12345')\nopen('grown.txt', 'a').write('23')\nopen('old.txt').read()",
                      files_changed=True)
     assert {(f.path, f.size) for f in ex.files_changed} == {("/home/user/made.txt", 5), ("/home/user/grown.txt", 3)}
     assert sb.run_code("1").files_changed is None, "not asked for"
+    sb.run_code(tick)
     assert sb.run_code("1", files_changed=True).files_changed == []
     ex = sb.run_code("import os\nos.mkdir('many')\nfor n in range(300): open(f'many/{n}', 'w').close()", files_changed=True)
     assert len(ex.files_changed) == 256 and ex.truncated.files_changed >= 44 and not ex.truncated
