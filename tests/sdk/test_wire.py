@@ -8,7 +8,18 @@ import socket
 
 import httpx
 import pytest
-from thawbox import HostNotReady, InvalidInput, LimitExceeded, Logs, NotFound, SandboxGone, ThawboxError, TimeoutError_, _daemon
+from thawbox import (
+    HostNotReady,
+    InvalidInput,
+    LimitExceeded,
+    Logs,
+    NotFound,
+    Sandbox,
+    SandboxGone,
+    ThawboxError,
+    TimeoutError_,
+    _daemon,
+)
 from thawbox import _envd as envd
 from thawbox import _wire as wire
 from thawbox._daemon import Endpoint, parse_url
@@ -61,6 +72,20 @@ def test_error_of_an_answer_that_is_no_json():
     with pytest.raises(ThawboxError, match="lacks") as caught:
         http.send(wire.info("iabc"))
     assert caught.value.code == "protocol"
+
+
+def test_a_list_has_pages(monkeypatch):
+    """All of them, though the daemon tells a hundred at a time."""
+    info = {"templateID": "t", "startedAt": "2026-01-02T03:04:05Z", "endAt": "2026-01-02T03:04:05Z", "cpuCount": 1,
+            "memoryMB": 512, "diskSizeMB": 8192, "state": "running"}
+    pages = {"": (["a", "b"], "one"), "one": (["c"], "t&wo"), "t&wo": (["d"], "")}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        ids, token = pages[request.url.params.get("nextToken", "")]
+        return httpx.Response(200, json=[{**info, "sandboxID": id} for id in ids], headers={"X-Next-Token": token} if token else {})
+
+    monkeypatch.setattr("thawbox._sandbox.shared", lambda _: http_with(answer))
+    assert [one.id for one in Sandbox.list(url="http://127.0.0.1:1")] == ["a", "b", "c", "d"]
 
 
 def test_the_tree_of_errors():

@@ -307,7 +307,11 @@ class AsyncSandbox:
         """Those that run at the daemon, newest first."""
         http = AsyncHttp(await asyncio.to_thread(_daemon.find, TEMPLATE, url, api_key))
         try:
-            return await _sent(http, _wire.listing())
+            found, token = await _sent(http, _wire.listing())
+            while token:
+                page, token = await _sent(http, _wire.listing(token))
+                found += page
+            return found
         finally:
             await http.close()
 

@@ -61,7 +61,7 @@ class SyncHttp:
             response = self._client.request(**_request(call))
         except httpx.HTTPError as error:
             _fail(error, self.endpoint)
-        return call.parse(Answer(response.status_code, response.content))
+        return call.parse(Answer(response.status_code, response.content, response.headers))
 
     @contextmanager
     def stream(self, stream: Stream[Any]) -> Iterator[Iterator[bytes]]:
@@ -114,7 +114,7 @@ class AsyncHttp:
             response = await self._client.request(**request)
         except httpx.HTTPError as error:
             _fail(error, self.endpoint)
-        return call.parse(Answer(response.status_code, response.content))
+        return call.parse(Answer(response.status_code, response.content, response.headers))
 
     @asynccontextmanager
     async def stream(self, stream: Stream[Any]) -> AsyncIterator[AsyncIterator[bytes]]:

@@ -313,7 +313,12 @@ class Sandbox:
     @classmethod
     def list(cls, *, url: str | None = None, api_key: str | None = None) -> Infos:
         """Those that run at the daemon, newest first."""
-        return _sent(shared(_daemon.find(TEMPLATE, url, api_key)), _wire.listing())
+        http = shared(_daemon.find(TEMPLATE, url, api_key))
+        found, token = _sent(http, _wire.listing())
+        while token:
+            page, token = _sent(http, _wire.listing(token))
+            found += page
+        return found
 
     def _attach(self, http: SyncHttp, handle: Handle, defaults: Defaults) -> None:
         self._state = State(handle, defaults)

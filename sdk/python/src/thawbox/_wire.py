@@ -45,6 +45,7 @@ class Answer:
 
     status: int
     content: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def json(self) -> Any:
         try:
@@ -241,8 +242,11 @@ def info(sandbox_id: str) -> Call[SandboxInfo]:
     return Call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}", whole(_info))
 
 
-def listing() -> Call[list[SandboxInfo]]:
-    return Call("GET", "/v2/sandboxes", whole(lambda body: [_info(item) for item in body]))
+def listing(token: str = "") -> Call[tuple[list[SandboxInfo], str]]:
+    """A page, and the token of the next one; "": that was the last."""
+    read = whole(lambda body: [_info(item) for item in body])
+    query = f"?nextToken={quote(token, safe='')}" if token else ""
+    return Call("GET", f"/v2/sandboxes{query}", lambda answer: (read(answer), answer.headers.get("x-next-token") or ""))
 
 
 @dataclass(frozen=True)
