@@ -94,7 +94,7 @@ def test_a_child_of_fork_leaves_it_alone(no_daemon):
         if not pid:
             try:
                 thawbox.stop_own_daemons()
-                thawbox._sandbox._close_all()
+                thawbox._exit.end_all()
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
@@ -138,6 +138,28 @@ def test_sockets_of_the_user(no_daemon, tmp_path):
         assert daemon.wait(GUARD_S) == 0
         daemon.stderr.close()
     assert not path.exists()
+
+
+LEFT = """
+import asyncio
+from thawbox import AsyncSandbox, Sandbox
+
+def one():
+    return Sandbox.create().run_code("1").text
+
+async def other():
+    return await (await AsyncSandbox.create()).run_code("2")
+
+print(one(), asyncio.run(other()).text, len(Sandbox.list()))
+"""
+
+
+def test_what_a_program_leaves_with_anothers_daemon_ends_with_it(daemon):
+    """Of both layers, whether somebody has the object or not."""
+    done = subprocess.run([sys.executable, "-c", LEFT], check=True, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": SRC, "THAWBOX_URL": daemon.url})
+    assert done.stdout == "1 2 2\n" and done.stderr == ""
+    assert Sandbox.list() == []
 
 
 TEMPLATES = Path(os.environ.get("THAWBOX_HOME") or ("/var/lib/thawbox" if not os.geteuid() else

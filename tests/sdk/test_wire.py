@@ -74,6 +74,16 @@ def test_error_of_an_answer_that_is_no_json():
     assert caught.value.code == "protocol"
 
 
+def test_times_to_live():
+    """A part of a second is a second: it does not end what it was to keep."""
+    assert wire.set_ttl("i", 0.5).body == {"timeout": 1} and wire.set_ttl("i", 0).body == {"timeout": 0}
+    for wrong in (-1, float("nan"), "5", True):
+        with pytest.raises(InvalidInput):
+            wire.set_ttl("i", wrong)
+    call = wire.create("t", 1.2, env=None, metadata=None, network=None, limits=wire.Limits())
+    assert call.body["timeout"] == 2
+
+
 def test_a_list_has_pages(monkeypatch):
     """All of them, though the daemon tells a hundred at a time."""
     info = {"templateID": "t", "startedAt": "2026-01-02T03:04:05Z", "endAt": "2026-01-02T03:04:05Z", "cpuCount": 1,

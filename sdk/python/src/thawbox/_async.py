@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar, cast, overload
 
-from . import _daemon, _envd, _state, _wire
+from . import _daemon, _envd, _exit, _state, _wire
 from ._errors import HostNotReady, NotFound, ThawboxError
 from ._http import AsyncHttp
 from ._models import (
@@ -278,6 +278,7 @@ class AsyncSandbox:
         self = cls.__new__(cls)
         self._attach(http, handle, defaults)
         self._state.metadata = dict(metadata or {})
+        _exit.note(self.id, http.endpoint)
         await self._hold_disk(disk_mb)
         return self
 
@@ -485,6 +486,7 @@ class AsyncSandbox:
     async def kill(self) -> bool:
         """Ends it. False: it was gone. Idempotent."""
         self._state.is_closed = True
+        _exit.forget(self.id)
         if self._line.http.is_closed:
             return False
         try:

@@ -2,17 +2,15 @@
 """Sandboxes, synchronously. The asynchronous twin has the same names; both are thin over _wire and _state."""
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar, cast, overload
 
-from . import _daemon, _envd, _state, _wire
+from . import _daemon, _envd, _exit, _state, _wire
 from ._errors import HostNotReady, NotFound, ThawboxError
 from ._http import SyncHttp, shared
 from ._models import (
@@ -276,7 +274,7 @@ class Sandbox:
             http, handle = _create(template, memory_mb, url, api_key, call)
         self._attach(http, handle, defaults)
         self._state.metadata = dict(metadata or {})
-        _live.add(self)
+        _exit.note(self.id, http.endpoint)
         self._hold_disk(disk_mb)
 
     @classmethod
@@ -490,7 +488,7 @@ class Sandbox:
     def kill(self) -> bool:
         """Ends it. False: it was gone. Idempotent."""
         self._state.is_closed = True
-        _live.discard(self)
+        _exit.forget(self.id)
         try:
             return self._line.http.send(_wire.kill(self.id))
         except (Cut, HostNotReady):  # the daemon is gone, and its sandboxes with it
@@ -535,18 +533,3 @@ def _create(template: str, memory_mb: int | None, url: str | None, api_key: str 
             return http, handle
         _sent(http, _wire.kill(handle.id))
     raise _state.wrong_memory(template, memory_mb)
-
-
-_live: weakref.WeakSet[Sandbox] = weakref.WeakSet()
-_owner = os.getpid()
-
-
-def _close_all() -> None:
-    """At exit: sandboxes that were created here and not closed. (In a forked child they are the parent's.)"""
-    if os.getpid() == _owner:
-        for sandbox in [*_live]:
-            with suppress(ThawboxError):
-                sandbox.close()
-
-
-atexit.register(_close_all)

@@ -8,6 +8,7 @@ control plane, contexts and cells; _envd has commands and files.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ def whole(parse: Callable[[Any], T]) -> Callable[[Answer], T]:
         body = check(answer).json()
         try:
             return parse(body)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ThawboxError(f"the daemon's answer lacks {error}", "is this address thawboxd's?", code="protocol") from error
 
     return run
@@ -191,11 +192,11 @@ class Limits:
 
 def create(template: str, ttl_seconds: float, *, env: Mapping[str, str] | None, metadata: Mapping[str, str] | None,
            network: Mapping[str, Any] | None, limits: Limits) -> Call[Handle]:
-    ttl = int(seconds(ttl_seconds, "ttl_seconds"))
+    ttl = math.ceil(seconds(ttl_seconds, "ttl_seconds"))
     for name, given in (("env", env), ("metadata", metadata)):
         if any(not isinstance(k, str) or not isinstance(v, str) for k, v in (given or {}).items()):
             raise InvalidInput(f"{name} must map strings to strings")
-    body: dict[str, Any] = {"templateID": template, "timeout": max(ttl, 1), "secure": True}
+    body: dict[str, Any] = {"templateID": template, "timeout": ttl, "secure": True}
     if env:
         body["envVars"] = dict(env)
     if metadata:
@@ -227,9 +228,9 @@ def kill(sandbox_id: str) -> Call[bool]:
 
 
 def set_ttl(sandbox_id: str, ttl: float) -> Call[None]:
-    if ttl < 0:
-        raise InvalidInput("a time to live is 0 seconds or more")
-    return Call("POST", f"/sandboxes/{quote(sandbox_id, safe='')}/timeout", nothing, body={"timeout": int(ttl)})
+    if ttl != 0:
+        ttl = seconds(ttl, "a time to live (0 ends it)")
+    return Call("POST", f"/sandboxes/{quote(sandbox_id, safe='')}/timeout", nothing, body={"timeout": math.ceil(ttl)})
 
 
 def _info(body: Any) -> SandboxInfo:
