@@ -208,7 +208,7 @@ def test_deadline(daemon):
 
 def test_deadline_of_one_that_does_not_listen(daemon):
     """Its interpreter is replaced, and the next one has the tools and variables again."""
-    with ThawboxExecutor(timeout_seconds=2) as executor:
+    with ThawboxExecutor(timeout_seconds=5) as executor:
         executor.send_variables({"n": 7})
         executor.send_tools({"double": double})
         with pytest.raises(AgentError, match="TimeoutError.*had to be restarted"):
@@ -219,13 +219,13 @@ def test_deadline_of_one_that_does_not_listen(daemon):
 def test_a_tool_of_the_host_has_time_of_its_own(daemon):
     class Slow(Keyed):
         def forward(self, what: str) -> str:
-            time.sleep(4)
+            time.sleep(8)
             return what
 
-    with ThawboxExecutor(timeout_seconds=2, host_tool_seconds=120) as executor:
+    with ThawboxExecutor(timeout_seconds=5, host_tool_seconds=120) as executor:
         executor.send_tools({"keyed": Slow("k")})
         assert executor("keyed('slow')").output == "slow"
-    with ThawboxExecutor(timeout_seconds=2, host_tool_seconds=0) as executor:
+    with ThawboxExecutor(timeout_seconds=5, host_tool_seconds=0) as executor:
         executor.send_tools({"keyed": Slow("k")})
         with pytest.raises(AgentError, match="TimeoutError"):
             executor("keyed('slow')")
