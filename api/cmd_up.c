@@ -83,6 +83,7 @@ static void print_environment(const char *address)
 	                                          ? "...   # one of `thawbox key list`"
 	                                          : "e2b_0000000000000000000000000000000000000000");
 	printf("export NO_PROXY=localhost,127.0.0.1\n");
+	printf("export THAWBOX_URL=http://%s\n", address);
 	(void)fflush(stdout);
 	keys_free(&keys);
 }

@@ -319,8 +319,8 @@ def test_up(tmp_path):
     up = subprocess.Popen([BIN / "thawbox", "up", "--port", str(port), "--", "--pool", "1", "--keys", tmp_path / "keys.json"],
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        values = dict(up.stdout.readline().removeprefix("export ").strip().split("=", 1) for _ in range(4))
-        assert values["E2B_API_URL"] == values["E2B_SANDBOX_URL"] == f"http://127.0.0.1:{port}"
+        values = dict(up.stdout.readline().removeprefix("export ").strip().split("=", 1) for _ in range(5))
+        assert values["E2B_API_URL"] == values["E2B_SANDBOX_URL"] == values["THAWBOX_URL"] == f"http://127.0.0.1:{port}"
         assert "serves" in up.stderr.readline()
         os.environ.update(values, E2B_API_KEY=KEY)
         box = Sandbox.create()
