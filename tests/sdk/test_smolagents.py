@@ -37,6 +37,7 @@ from textwrap import dedent
 import pandas as pd
 import PIL.Image
 import pytest
+import smolagents.agents
 import thawbox.smolagents
 from scripted import Scripted
 from smolagents import CodeAgent, FinalAnswerTool, PythonInterpreterTool, Tool, VisitWebpageTool, WebSearchTool, tool
@@ -560,13 +561,26 @@ def test_a_sandbox_of_the_caller_is_left_alone(daemon):
             ThawboxExecutor(sandbox=sandbox, ttl_seconds=5)
 
 
-def test_an_agent_that_is_saved_keeps_its_sandbox(daemon):
+def test_an_agent_that_is_saved_keeps_its_sandbox(daemon, monkeypatch):
     """With executor= smolagents writes "local" there, and the agent would be loaded without a sandbox."""
     agent = thawbox.smolagents.CodeAgent(tools=[], model=Scripted("final_answer(1)"), executor_type="thawbox",
                                          executor_kwargs={"timeout_seconds": 60}, verbosity_level=0)
     assert isinstance(agent.python_executor, ThawboxExecutor) and agent.run("go") == 1
     agent.cleanup()
-    assert agent.executor_type == "thawbox" and agent.executor_kwargs == {"timeout_seconds": 60}
+    saved = json.loads(json.dumps(agent.to_dict()))
+    monkeypatch.setitem(smolagents.agents.MODEL_REGISTRY, "Scripted", LoadedModel)
+    again = thawbox.smolagents.CodeAgent.from_dict(saved)
+    assert isinstance(again.python_executor, ThawboxExecutor) and again.python_executor.timeout_seconds == 60
+    assert again.run("go") == "loaded"
+    again.cleanup()
+    with pytest.raises(ValueError, match="thawbox"):  # by smolagents' own class: an error, and not an agent without a sandbox
+        CodeAgent.from_dict(saved)
+
+
+class LoadedModel(Scripted):
+    @classmethod
+    def from_dict(cls, _: dict) -> Scripted:
+        return cls("final_answer('loaded')")
 
 
 def test_the_entry_point_is_a_factory(daemon):
