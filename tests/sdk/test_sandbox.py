@@ -380,6 +380,9 @@ def test_files_changed(sb):
     assert sb.run_code("1").files_changed is None, "not asked for"
     sb.run_code(tick)
     assert sb.run_code("1", files_changed=True).files_changed == []
+
+
+def test_more_files_changed_than_are_listed(sb):
     ex = sb.run_code("import os\nos.mkdir('many')\nfor n in range(300): open(f'many/{n}', 'w').close()", files_changed=True)
     assert len(ex.files_changed) == 256 and ex.truncated.files_changed >= 44 and not ex.truncated
 

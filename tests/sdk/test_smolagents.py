@@ -413,8 +413,8 @@ def test_default_tools(executor):
     told: list[str] = []
     executor._tell = told.append
     executor.send_tools({"final_answer": FinalAnswerTool(), "web_search": WebSearchTool(), "visit_webpage": VisitWebpageTool()})
-    code = "import importlib.util as u\n[callable(web_search), callable(visit_webpage), u.find_spec('smolagents') is None]"
-    assert executor(code).output == "[True, True, True]"
+    code = "import sys\n[callable(web_search), callable(visit_webpage), hasattr(sys.modules['smolagents'], '__file__')]"
+    assert executor(code).output == "[True, True, False]", "what is called smolagents there is a stand-in of ours"
     assert "web_search" not in executor._on_host
     assert "visit_webpage" in executor._on_host and "markdownify" in "".join(told)
 
