@@ -283,17 +283,17 @@ def test_rates_are_kept(daemon):
 
 def test_space_on_the_disk(daemon):
     """More than it may have is ENOSPC, at once, for root too; what is removed may be had again."""
-    with Sandbox.create(disk_mb=16) as sb:
+    with Sandbox.create(disk_mb=2) as sb:
         write = "import os\nwith open('{name}', 'wb') as f: f.write(bytes({mb} << 20))"
-        assert sb.run_code(write.format(name="a", mb=6)).error is None
-        ex = sb.run_code(write.format(name="b", mb=16))
+        assert sb.run_code(write.format(name="a", mb=1)).error is None
+        ex = sb.run_code(write.format(name="b", mb=4))
         assert ex.error.name == "OSError" and "No space left" in ex.error.value
-        assert sb.run_code("s = os.statvfs('/')\ns.f_bavail * s.f_frsize <= 16 << 20").text == "True"
-        result = sb.exec("head -c 16M /dev/zero >/var/tmp/x", user="root")
+        assert sb.run_code("s = os.statvfs('/')\ns.f_bavail * s.f_frsize <= 2 << 20").text == "True"
+        result = sb.exec("head -c 4M /dev/zero >/var/tmp/x", user="root")
         assert not result.ok and "No space left" in result.stderr
         sb.run_code("os.remove('b')\nos.remove('a')")
         sb.files.remove("/var/tmp/x")
-        assert sb.run_code(write.format(name="c", mb=8)).error is None
+        assert sb.run_code(write.format(name="c", mb=1)).error is None
 
 
 def delegated_cgroup() -> Path | None:
