@@ -80,7 +80,7 @@ FORMATTED = $(C_FILES) $(wildcard guest/python/*.[ch] tests/unit/*/*.[ch] tests/
 	tests/fuzz/*.[ch] tests/faults/*.c tests/tools/*.[ch] tests/hostile/payload/*.[ch])
 
 .PHONY: help all build programs packages demo check check-fast kernel rootfs template bench fuzz \
-	fuzz-programs fuzz-replay hostile unit unit-asan e2e isolation faults e2b e2b-sdks sdk sdk-lint test-guest test-bench layers headers \
+	fuzz-programs fuzz-replay hostile unit unit-asan e2e isolation faults e2b e2b-sdks sdk sdk-lint sdk-packages test-guest test-bench layers headers \
 	mirror format format-check lint analyze size tsan check-hwkvm \
 	install uninstall clean FORCE
 .DELETE_ON_ERROR:
@@ -323,6 +323,7 @@ $(SDK_PY)/ready: tests/sdk/requirements.txt
 ## sdk           the Python package: mypy, ruff, then against a real thawboxd (needs /dev/kvm and the template); K=expression, M="not vm"
 sdk: build $(SDK_PY)/ready sdk-lint
 	$(Q)THAWBOX_BIN=$(abspath $(B)) $(SDK_PY)/bin/python -m pytest -q -rsx -p no:cacheprovider tests/sdk $(if $(K),-k '$(K)') $(if $(M),-m '$(M)')
+sdk-packages: $(SDK_PY)/ready
 sdk-lint: $(SDK_PY)/ready
 	$(Q)cd sdk/python && $(abspath $(SDK_PY))/bin/python -m mypy --cache-dir $(abspath $(BUILD))/mypy
 	$(Q)$(SDK_PY)/bin/python -m ruff check --no-cache --config sdk/python/pyproject.toml sdk/python/src tests/sdk bench/sdk.py

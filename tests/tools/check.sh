@@ -17,18 +17,19 @@ step() { # NAME MAKE-ARGUMENT...
     echo "   $((SECONDS - from)) s"
 }
 
-# The SDKs come from PyPI and npm, once. Where nobody answers there is nothing to test with; what is refused is a failure.
-e2b() {
-    local log
+# What comes from PyPI and npm, once. Where nobody answers there is nothing to test with; what is refused is a failure.
+step_from_registry() { # NAME PREPARING-TARGET MAKE-ARGUMENT...
+    local name=$1 target=$2 log
+    shift 2
     log=$(mktemp)
-    if make --no-print-directory e2b-sdks >"$log" 2>&1; then
-        step "E2B's SDKs, in part" e2b "M=not slow" "K=test_daemon or test_openapi or test_install or test_results"
+    if make --no-print-directory "$target" >"$log" 2>&1; then
+        step "$name" "$@"
     elif grep -qE 'from versions: none|ENOTFOUND|ECONNREFUSED|ETIMEDOUT|EAI_AGAIN' "$log"; then
-        echo "== E2B's SDKs"
-        echo "   SKIPPED: PyPI or npm do not answer, and the SDKs are not in out/e2b yet: $(grep -m 1 -iE "error" "$log")"
+        echo "== $name"
+        echo "   SKIPPED: PyPI or npm do not answer, and their packages are not in out/ yet: $(grep -m 1 -iE "error" "$log")"
     else
         cat "$log"
-        echo "check: FAILED at: E2B's SDKs (make e2b-sdks)"
+        echo "check: FAILED at: $name (make $target)"
         exit 1
     fi
     rm -f "$log"
@@ -45,6 +46,7 @@ step "unit tests" unit
 step "unit tests under ASan and UBSan" VARIANT=asan unit
 step "the interpreter kernel" test-guest
 step "lint" lint
+step_from_registry "the Python package, without VMs" sdk-packages sdk "M=not vm"
 step "fuzz: inputs in the tree, under ASan and UBSan" VARIANT=asan fuzz-replay
 step "fuzz" fuzz
 if [ "${1-}" != fast ]; then
@@ -54,7 +56,8 @@ if [ "${1-}" != fast ]; then
     step "end to end" e2e
     step "faults" faults
     step "isolation" isolation
-    e2b
+    step_from_registry "E2B's SDKs, in part" e2b-sdks e2b "M=not slow" \
+        "K=test_daemon or test_openapi or test_install or test_results"
     step "the benchmarks' programs" test-bench
 fi
 echo "check: all passed in $((SECONDS - start)) s"
