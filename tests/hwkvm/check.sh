@@ -7,7 +7,7 @@ export THAWBOX_BIN=$1 THAWBOX_HOME=/tmp/thawbox THAWBOX_ASSETS=$PWD/out
 grep -q '^Y\|^1' /sys/module/kvm_amd/parameters/npt && echo "hwkvm: kvm_amd with nested paging" || echo "hwkvm: kvm_amd with shadow paging"
 cd "$(dirname "$0")/../.."
 # (Memory on both sides of the hole is more than the bed has.)
-/usr/bin/python3 -m pytest -q -rs -p no:cacheprovider tests/e2e/test_machine.py tests/e2e/test_freeze.py tests/e2e/test_interrupts.py \
+/usr/bin/python3 -m pytest -q -rs -p no:cacheprovider tests/e2e/test_machine.py tests/e2e/test_freeze.py \
 	-k "not both_sides_of_the_hole"
 "$THAWBOX_BIN/thawbox" template build code-interpreter
 exec /usr/bin/python3 -m pytest -q -rs -p no:cacheprovider tests/e2e/test_thaw.py tests/e2e/test_idle.py tests/e2e/test_cells.py \
