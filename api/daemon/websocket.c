@@ -5,18 +5,23 @@
 
 #define OP_CLOSE 8u
 
-/* Of a head whose first two bytes are there. */
-static unsigned head_size(const uint8_t *head)
+/* Of the length behind a head's first two bytes, which are there; 0: it is in them. */
+static unsigned length_size(const uint8_t *head)
 {
 	unsigned n = head[1] & 0x7fu;
 
-	return 2u + (n == 126 ? 2u : n == 127 ? 8u : 0u) + (head[1] & 0x80u ? 4u : 0u);
+	return n == 126 ? 2u : n == 127 ? 8u : 0u;
+}
+
+static unsigned head_size(const uint8_t *head)
+{
+	return 2u + length_size(head) + (head[1] & 0x80u ? 4u : 0u);
 }
 
 static uint64_t body_size(const uint8_t *head)
 {
-	unsigned n = head[1] & 0x7fu, bytes = n == 126 ? 2u : n == 127 ? 8u : 0u;
-	uint64_t size = bytes ? 0 : n;
+	unsigned bytes = length_size(head);
+	uint64_t size = bytes ? 0 : head[1] & 0x7fu;
 
 	for (unsigned i = 0; i < bytes; i++)
 		size = size << 8 | head[2 + i];

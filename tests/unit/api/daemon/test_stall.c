@@ -104,14 +104,20 @@ static bool is_unlocked(const char *id)
 	return is;
 }
 
-Test(stall, what_is_baked_again_serves)
+/* With the first snapshots of both templates, and a look at what comes. */
+static void open_watching_host(void)
 {
-	struct stall *old, *other;
-
 	bake("t", "1");
 	bake("u", "1");
 	open_host(&host);
 	stalls_watch(&host);
+}
+
+Test(stall, what_is_baked_again_serves)
+{
+	struct stall *old, *other;
+
+	open_watching_host();
 	old = host.stalls[0];
 	other = host.stalls[1];
 	stall_hold(old); /* a sandbox of it */
@@ -140,10 +146,7 @@ Test(stall, a_pool_ends_behind_its_last_call)
 	struct sandbox sb;
 	struct stall *old;
 
-	bake("t", "1");
-	bake("u", "1");
-	open_host(&host);
-	stalls_watch(&host);
+	open_watching_host();
 	old = host.stalls[0];
 	stall_hold(old);
 	stall_call(old);
@@ -168,10 +171,7 @@ Test(stall, what_cannot_be_served_changes_nothing)
 {
 	struct stall *old;
 
-	bake("t", "1");
-	bake("u", "1");
-	open_host(&host);
-	stalls_watch(&host);
+	open_watching_host();
 	old = host.stalls[0];
 	bake("t", "2-refusing"); /* no member of its pool comes up */
 	cr_assert_eq(loop_run_until(&host.loop, has_refused, &host), 0);
@@ -196,10 +196,7 @@ Test(stall, a_folder_that_is_made_again_is_watched_again)
 {
 	char path[PATHS_MAX];
 
-	bake("t", "1");
-	bake("u", "1");
-	open_host(&host);
-	stalls_watch(&host);
+	open_watching_host();
 	cr_assert_eq(template_path("t", path, &err), 0);
 	cr_assert_eq(paths_remove_tree(path), 0);
 	bake("t", "2");
@@ -224,10 +221,7 @@ Test(stall, what_came_before_the_watch)
 /* It ends, and a rotation that is under way with it. */
 Test(stall, an_end_in_the_middle)
 {
-	bake("t", "1");
-	bake("u", "1");
-	open_host(&host);
-	stalls_watch(&host);
+	open_watching_host();
 	bake("t", "2");
 	stalls_look(&host);
 	cr_assert(host.rotation.is_busy);
@@ -270,10 +264,7 @@ Test(stall, sandboxes_of_an_old_one_in_the_next_daemon)
 	struct stall *old, *serving, *restored;
 	json_t *state;
 
-	bake("t", "1");
-	bake("u", "1");
-	open_host(&host);
-	stalls_watch(&host);
+	open_watching_host();
 	old = host.stalls[0];
 	stall_hold(old);
 	bake("t", "2");
