@@ -65,17 +65,23 @@ def test_environment_that_is_too_long(vmm, frozen):
             m.thaw(frozen, "1+1", env={"A": "x" * 8000})
 
 
+def freeze_parked(vmm, folder, code, *names):
+    """Snapshots of a guest of that code at the freeze point, in `folder`."""
+    kernel = folder / "kernel"
+    kernel.write_bytes(elf(code, pvh=True))
+    with vmm() as m:
+        m.call("boot", kernel=str(kernel), memory_mb=64)
+        m.event("parked", 60)
+        for name in names:
+            m.snapshot(folder / name)
+
+
 def test_hostile_answer_lengths(vmm, tmp_path):
     """DONE with more bytes than the response area: what the area holds may come, no more; the monitor lives."""
     code = bytearray(interpreter(ANSWER))
     at = code.index(b"\xb8" + struct.pack("<I", len(ANSWER)) + b"\xa3")
     code[at + 1:at + 5] = struct.pack("<I", 0x7FFFFFFF)
-    kernel = tmp_path / "kernel"
-    kernel.write_bytes(elf(bytes(code), pvh=True))
-    with vmm() as m:
-        m.call("boot", kernel=str(kernel), memory_mb=64)
-        m.event("parked", 20)
-        m.snapshot(tmp_path / "snapshot")
+    freeze_parked(vmm, tmp_path, bytes(code), "snapshot")
     with vmm() as m:
         stream = m.thaw(tmp_path / "snapshot", "1+1")
         assert stream.answer().result["status"] == "ok"
@@ -230,13 +236,7 @@ def test_memory_on_both_sides_of_the_hole(vmm, tmp_path):
 
 def test_memory_that_is_cut_under_a_guest(vmm, tmp_path):
     """Who may write a template can end its sandboxes; it is their end, and nobody else's."""
-    kernel = tmp_path / "kernel"
-    kernel.write_bytes(elf(interpreter(ANSWER), pvh=True))
-    with vmm() as m:
-        m.call("boot", kernel=str(kernel), memory_mb=64)
-        m.event("parked", 60)
-        m.snapshot(tmp_path / "whole")
-        m.snapshot(tmp_path / "cut")
+    freeze_parked(vmm, tmp_path, interpreter(ANSWER), "whole", "cut")
     with vmm() as neighbour, vmm() as m:
         neighbour.thaw(tmp_path / "whole", "1", paused=True)
         m.thaw(tmp_path / "cut", "1", paused=True)
