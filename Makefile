@@ -325,7 +325,8 @@ sdk: build $(SDK_PY)/ready sdk-lint
 	$(Q)THAWBOX_BIN=$(abspath $(B)) $(SDK_PY)/bin/python -m pytest -q -rsx -p no:cacheprovider tests/sdk $(if $(K),-k '$(K)') $(if $(M),-m '$(M)')
 sdk-packages: $(SDK_PY)/ready
 sdk-lint: $(SDK_PY)/ready
-	$(Q)cd sdk/python && $(abspath $(SDK_PY))/bin/python -m mypy --cache-dir $(abspath $(BUILD))/mypy
+	$(Q)cd sdk/python && for v in 3.10 3.11 3.12 3.13; do \
+		$(abspath $(SDK_PY))/bin/python -m mypy --python-version $$v --cache-dir $(abspath $(BUILD))/mypy || exit 1; done
 	$(Q)$(SDK_PY)/bin/python -m ruff check --no-cache --config sdk/python/pyproject.toml sdk/python/src tests/sdk bench/sdk.py
 
 ## test-bench    tests of the benchmarks' programs: statistics, options, small real runs
