@@ -44,11 +44,14 @@ static inline enum deadline_act deadline_due(struct deadline *d, uint64_t now_ns
 {
 	if (!d->at_ns || now_ns < d->at_ns || d->last == DEADLINE_KILL_MACHINE)
 		return DEADLINE_NOTHING;
-	d->at_ns = now_ns + d->grace_ns;
-	d->asked_ns = now_ns;
 	if (d->brief && d->last == DEADLINE_INTERRUPT)
 		d->last = DEADLINE_KILL_CONTEXT;
 	d->last = (enum deadline_act)(d->last + 1);
+	/* The last step loses what was to be saved: a guest that the host has no time for just now is not silent yet. */
+	if (d->last == DEADLINE_KILL_CONTEXT && d->grace_ns < DEADLINE_ANSWER_NS)
+		d->grace_ns = DEADLINE_ANSWER_NS;
+	d->at_ns = now_ns + d->grace_ns;
+	d->asked_ns = now_ns;
 	return d->last;
 }
 

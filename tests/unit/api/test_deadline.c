@@ -30,7 +30,7 @@ Test(deadline, guest_that_does_not_answer)
 	cr_assert_eq(deadline_wait_ms(&d, 99 * S), -1);
 }
 
-Test(deadline, quick_guest_gets_a_second_for_each_step)
+Test(deadline, quick_guest_gets_a_second_for_the_interrupt_and_five_before_the_machine_goes)
 {
 	struct deadline d = deadline_start(0, S, false);
 
@@ -39,7 +39,8 @@ Test(deadline, quick_guest_gets_a_second_for_each_step)
 	cr_assert_eq(deadline_due(&d, 2 * S + MS), DEADLINE_NOTHING);
 	cr_assert_eq(deadline_due(&d, 2 * S + 2 * MS), DEADLINE_KILL_CONTEXT);
 	deadline_answered(&d, 2 * S + 3 * MS);
-	cr_assert_eq(deadline_due(&d, 3 * S + 2 * MS), DEADLINE_KILL_MACHINE);
+	cr_assert_eq(deadline_due(&d, 7 * S + 1 * MS), DEADLINE_NOTHING);
+	cr_assert_eq(deadline_due(&d, 7 * S + 2 * MS), DEADLINE_KILL_MACHINE);
 }
 
 Test(deadline, slow_guest_gets_more_within_bounds)
