@@ -204,13 +204,15 @@ void context_cancel(struct run *run)
 
 /* --- contexts ------------------------------------------------------------------------------------------ */
 
-static struct context *context_new(struct box *box, const char *id, const char *cwd)
+static struct context *context_new(struct box *box, const struct language *language, const char *id,
+                                   const char *cwd)
 {
 	struct context *ctx = calloc(1, sizeof(*ctx));
 
 	if (!ctx)
 		return NULL;
 	ctx->box = box;
+	ctx->language = language;
 	(void)snprintf(ctx->id, sizeof(ctx->id), "%s", id);
 	ctx->cwd = cwd ? strdup(cwd) : NULL;
 	list_init(&ctx->runs);
@@ -240,6 +242,17 @@ static void end_runs(struct context *ctx, const char *name, const char *value)
 	json_decref(result);
 }
 
+/* The machine is gone. */
+static void lose_runs(struct context *ctx)
+{
+	while (!list_is_empty(&ctx->runs)) {
+		struct run *run = container_of(ctx->runs.next, struct run, node);
+
+		list_remove(&run->node);
+		run->ops->lost(run);
+	}
+}
+
 static void context_free(struct context *ctx)
 {
 	kernel_close(&ctx->kernel);
@@ -257,41 +270,9 @@ void context_end_all(struct box *box)
 
 		if (ctx->running)
 			on_lost(&ctx->kernel);
-		while (!list_is_empty(&ctx->runs)) {
-			struct run *run = container_of(ctx->runs.next, struct run, node);
-
-			list_remove(&run->node);
-			run->ops->lost(run);
-		}
+		lose_runs(ctx);
 		context_free(ctx);
 	}
-}
-
-struct context *context_find(struct box *box, const char *id)
-{
-	list_each(&box->contexts, node)
-	{
-		struct context *ctx = container_of(node, struct context, node);
-
-		if (!strcmp(ctx->id, id))
-			return ctx;
-	}
-	return !strcmp(id, "default") ? context_default(box) : NULL;
-}
-
-struct context *context_default(struct box *box)
-{
-	struct context *ctx = NULL;
-
-	list_each(&box->contexts, node)
-	{
-		if (container_of(node, struct context, node)->is_default)
-			return container_of(node, struct context, node);
-	}
-	ctx = context_new(box, "default", NULL);
-	if (ctx)
-		ctx->is_default = true;
-	return ctx;
 }
 
 /* --- their changes ------------------------------------------------------------------------------------- */
@@ -331,22 +312,16 @@ static void on_created(struct guest_call *call, const json_t *answer, const stru
 	on_spare(call, answer, why);
 	if (ctx->generation == before) /* there is none, and it was told */
 		context_free(ctx);
+	else
+		advance(ctx);
 }
 
-struct context *context_create(struct box *box, const char *cwd,
-                               void (*tell)(struct context *, const struct err *),
-                               struct request *req)
+static struct context *create(struct box *box, const struct language *language, const char *id,
+                              const char *cwd, void (*tell)(struct context *, const struct err *),
+                              struct request *req)
 {
-	struct context *ctx;
-	uint64_t bits[2];
-	char id[CONTEXT_ID_MAX];
-	struct err err;
+	struct context *ctx = context_new(box, language, id, cwd);
 
-	if (!context_default(box)) /* comes first in every list */
-		return NULL;
-	BUG_ON(random_fill(bits, sizeof(bits), &err) < 0);
-	(void)snprintf(id, sizeof(id), "%016" PRIx64 "%08" PRIx32, bits[0], (uint32_t)bits[1]);
-	ctx = context_new(box, id, cwd);
 	if (!ctx)
 		return NULL;
 	ctx->is_held = true;
@@ -356,6 +331,66 @@ struct context *context_create(struct box *box, const char *cwd,
 	           json_pack("{s:s, s:s, s:b}", "op", "context", "context", ctx->id, "create", 1),
 	           CHANGE_MS, on_created);
 	return ctx;
+}
+
+struct context *context_create(struct box *box, const struct language *language, const char *cwd,
+                               void (*tell)(struct context *, const struct err *),
+                               struct request *req)
+{
+	uint64_t bits[2];
+	char id[CONTEXT_ID_MAX];
+	struct err err;
+
+	if (!context_default(box, language_find(NULL))) /* comes first in every list */
+		return NULL;
+	BUG_ON(random_fill(bits, sizeof(bits), &err) < 0);
+	(void)snprintf(id, sizeof(id), "%016" PRIx64 "%08" PRIx32, bits[0], (uint32_t)bits[1]);
+	return create(box, language, id, cwd, tell, req);
+}
+
+/* Nobody but the runs that wait has asked for it. */
+static void on_default_made(struct context *ctx, const struct err *err)
+{
+	if (err->code && ctx->box->machine.state == MACHINE_GONE)
+		lose_runs(ctx);
+	else if (err->code)
+		end_runs(ctx, "RuntimeError", err->msg);
+}
+
+struct context *context_default(struct box *box, const struct language *language)
+{
+	struct context *ctx;
+
+	list_each(&box->contexts, node)
+	{
+		ctx = container_of(node, struct context, node);
+		if (ctx->is_default && ctx->language == language)
+			return ctx;
+	}
+	ctx = language_is_python(language)
+	              ? context_new(box, language, "default", NULL)
+	              : create(box, language, language->name, NULL, on_default_made, NULL);
+	if (ctx)
+		ctx->is_default = true;
+	return ctx;
+}
+
+struct context *context_find(struct box *box, const char *id)
+{
+	const struct language *language = language_find(id);
+
+	list_each(&box->contexts, node)
+	{
+		struct context *ctx = container_of(node, struct context, node);
+
+		if (!strcmp(ctx->id, id))
+			return ctx;
+	}
+	if (!strcmp(id, "default"))
+		return context_default(box, language_find(NULL));
+	return language && !language_is_python(language) && !strcmp(id, language->name)
+	               ? context_default(box, language)
+	               : NULL;
 }
 
 static void on_restarted(struct guest_call *call, const json_t *answer, const struct err *why)
@@ -440,11 +475,11 @@ json_t *context_save_all(const struct box *box, struct handover *h)
 	{
 		const struct context *ctx = container_of(node, struct context, node);
 
-		json_array_append_new(all, json_pack("{s:s, s:s*, s:b, s:b, s:i, s:o}", "id",
-		                                     ctx->id, "cwd", ctx->cwd, "default",
-		                                     ctx->is_default, "needs_setup",
-		                                     ctx->needs_setup, "count", (int)ctx->count,
-		                                     "kernel", kernel_save(&ctx->kernel, h)));
+		json_array_append_new(
+			all, json_pack("{s:s, s:s, s:s*, s:b, s:b, s:i, s:o}", "id", ctx->id,
+		                       "language", ctx->language->name, "cwd", ctx->cwd, "default",
+		                       ctx->is_default, "needs_setup", ctx->needs_setup, "count",
+		                       (int)ctx->count, "kernel", kernel_save(&ctx->kernel, h)));
 	}
 	return all;
 }
@@ -458,8 +493,10 @@ int context_restore_all(struct box *box, const json_t *saved, struct handover *h
 	json_array_foreach(saved, i, one)
 	{
 		const char *id = text_member(one, "id");
-		struct context *ctx =
-			id && !rc ? context_new(box, id, text_member(one, "cwd")) : NULL;
+		const struct language *language = language_find(text_member(one, "language"));
+		struct context *ctx = id && language && !rc ? context_new(box, language, id,
+		                                                          text_member(one, "cwd"))
+		                                            : NULL;
 
 		if (!ctx)
 			return rc ? rc : -EPROTO;

@@ -9,6 +9,7 @@
 #define API_DAEMON_CONTEXT_H
 
 #include "api/daemon/kernel.h"
+#include "api/daemon/language.h"
 #include "api/daemon/list.h"
 
 #include <jansson.h>
@@ -42,6 +43,7 @@ struct context {
 	struct node node; /* of the box's */
 	struct box *box;
 	char id[CONTEXT_ID_MAX];
+	const struct language *language;
 	char *cwd; /* NULL: CONTEXT_CWD */
 	bool is_default, needs_setup, needs_restore;
 	bool is_held; /* it is being made or restarted: nothing runs */
@@ -56,13 +58,16 @@ struct context {
 	struct request *req; /* of `changed` */
 };
 
-/* The default one, made where it is not. NULL: no memory. */
-struct context *context_default(struct box *box);
-/* That of an id ("default" too), or NULL. */
+/*
+ * The default one of a language, made where it is not; Python's is there first, the others have their language's name as
+ * id, and runs may be added while their interpreter comes up. NULL: no memory.
+ */
+struct context *context_default(struct box *box, const struct language *language);
+/* That of an id (also "default", and names of other languages), or NULL. */
 struct context *context_find(struct box *box, const char *id);
 
 /* Each tells its end by `changed`; err->code 0: it is done. One at a time (`is_held`). */
-struct context *context_create(struct box *box, const char *cwd,
+struct context *context_create(struct box *box, const struct language *language, const char *cwd,
                                void (*changed)(struct context *, const struct err *),
                                struct request *req);
 void context_restart(struct context *ctx, void (*changed)(struct context *, const struct err *),

@@ -137,7 +137,7 @@ json_t *interpreter_end(const json_t *result)
 struct execution {
 	struct run run;
 	struct request *req;
-	json_t *body;        /* holds the code */
+	json_t *code;        /* of the cell */
 	unsigned count;      /* that was told */
 	unsigned generation; /* of the context's interpreter, when the cell began */
 	bool has_said;       /* something since the last look */
@@ -153,7 +153,7 @@ static void execution_free(struct execution *x)
 	bytes_free(&x->tail[0]);
 	bytes_free(&x->tail[1]);
 	json_decref(x->run.env);
-	json_decref(x->body);
+	json_decref(x->code);
 	free(x);
 }
 
@@ -388,39 +388,34 @@ static void fail(struct request *req, unsigned status, const char *text)
 	reply_text(req, status, "text/plain; charset=utf-8", text);
 }
 
-/* The only language so far, under its names. */
-static bool is_python(const char *language)
-{
-	return !language || !*language || text_is(language, "python") ||
-	       text_is(language, "python3") || text_is(language, "py");
-}
-
 static void fail_language(struct request *req, const char *language)
 {
 	char text[200];
 
-	(void)snprintf(text, sizeof(text),
-	               "thawbox has no interpreter for language '%.60s' yet: it runs python",
-	               language);
+	(void)snprintf(
+		text, sizeof(text),
+		"thawbox has no interpreter for language '%.60s' yet: it runs " LANGUAGE_NAMES,
+		language);
 	fail(req, 404, text); /* of others the JavaScript SDK does not show the words */
 }
 
 /* Of the request's body; NULL: it is answered. */
 static struct context *wanted_context(struct request *req, const json_t *body)
 {
-	const char *id = text_member(body, "context_id"), *language = text_member(body, "language");
+	const char *id = text_member(body, "context_id"), *name = text_member(body, "language");
+	const struct language *language = language_find(name);
 	struct context *ctx;
 	char text[120];
 
-	if (id && language) {
+	if (id && name) {
 		fail(req, 400, "give context_id or language, not both");
 		return NULL;
 	}
-	if (!is_python(language)) {
-		fail_language(req, language);
+	if (!language) {
+		fail_language(req, name);
 		return NULL;
 	}
-	ctx = id ? context_find(req->box, id) : context_default(req->box);
+	ctx = id ? context_find(req->box, id) : context_default(req->box, language);
 	(void)snprintf(text, sizeof(text), "Context %.40s not found", id ? id : "default");
 	if (!ctx)
 		fail(req, 404, text);
@@ -460,11 +455,11 @@ static bool take_bounds(const struct options *opts, const json_t *body, struct c
 	return true;
 }
 
-static void start(struct request *req, json_t *body, struct context *ctx)
+static void start(struct request *req, const json_t *body, struct context *ctx)
 {
 	bool wants_files = is_set(body, "files_changed");
 	const struct options *opts = &daemon_of(req)->opts;
-	json_t *code = json_object_get(body, "code"), *env = json_object_get(body, "env_vars");
+	json_t *env = json_object_get(body, "env_vars");
 	struct execution *x = calloc(1, sizeof(*x));
 
 	if (!x) {
@@ -472,13 +467,18 @@ static void start(struct request *req, json_t *body, struct context *ctx)
 		return;
 	}
 	x->req = req;
-	x->body = json_incref(body);
+	x->code = language_cell(ctx->language, json_object_get(body, "code"));
 	x->run.ops = &run_ops;
 	x->run.env = json_is_object(env) ? json_incref(env) : NULL;
-	x->run.cell = (struct cell){ .code = json_string_value(code),
-		                     .code_len = json_string_length(code),
+	x->run.cell = (struct cell){ .code = json_string_value(x->code),
+		                     .code_len = json_string_length(x->code),
 		                     .files_changed = wants_files,
 		                     .usage = wants_files || is_set(body, "usage") };
+	if (!x->code) {
+		execution_free(x);
+		fail(req, 503, "no memory");
+		return;
+	}
 	if (!take_bounds(opts, body, &x->run.cell)) {
 		execution_free(x);
 		fail(req, 400, "timeout_ms and max_output must be integers above 0");
@@ -510,7 +510,7 @@ static void execute(struct request *req)
 
 static json_t *context_json(const struct context *ctx)
 {
-	return json_pack("{s:s, s:s, s:s}", "id", ctx->id, "language", "python", "cwd",
+	return json_pack("{s:s, s:s, s:s}", "id", ctx->id, "language", ctx->language->name, "cwd",
 	                 ctx->cwd ? ctx->cwd : CONTEXT_CWD);
 }
 
@@ -549,15 +549,16 @@ static void wait_for_change(struct request *req, struct context *ctx)
 static void contexts_create(struct request *req)
 {
 	json_t *body = req->body.len ? frame_json(req->body.p, req->body.len) : json_object();
-	const char *language = text_member(body, "language"), *cwd = text_member(body, "cwd");
+	const char *name = text_member(body, "language"), *cwd = text_member(body, "cwd");
+	const struct language *language = language_find(name);
 	struct context *ctx;
 
 	if (!body) {
 		fail(req, 400, "the body must be an object");
-	} else if (!is_python(language)) {
-		fail_language(req, language);
+	} else if (!language) {
+		fail_language(req, name);
 	} else {
-		ctx = context_create(req->box, cwd, on_changed, req);
+		ctx = context_create(req->box, language, cwd, on_changed, req);
 		if (ctx)
 			wait_for_change(req, ctx);
 		else
@@ -566,14 +567,30 @@ static void contexts_create(struct request *req)
 	json_decref(body);
 }
 
+/* E2B's clients expect a default context of JavaScript, too: it is made when it is used. */
+static void add_unmade(json_t *list, struct box *box)
+{
+	const char *name = language_find("javascript")->name;
+
+	list_each(&box->contexts, node)
+	{
+		if (!strcmp(container_of(node, struct context, node)->id, name))
+			return;
+	}
+	json_array_append_new(list, json_pack("{s:s, s:s, s:s}", "id", name, "language", name,
+	                                      "cwd", CONTEXT_CWD));
+}
+
 static void contexts_list(struct request *req)
 {
 	json_t *list = json_array();
 
-	(void)context_default(req->box); /* is always there */
+	(void)context_default(req->box, language_find(NULL)); /* is always there, as the first */
 	list_each(&req->box->contexts, node)
 	{
 		json_array_append_new(list, context_json(container_of(node, struct context, node)));
+		if (json_array_size(list) == 1)
+			add_unmade(list, req->box);
 	}
 	reply_json(req, 200, list);
 }

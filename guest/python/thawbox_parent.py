@@ -149,6 +149,7 @@ class Parent:
         self.phase("make the shell")
         self.server = importlib.import_module("thawbox_server")
         shell = importlib.import_module("thawbox_shell")
+        importlib.import_module("thawbox_languages")  # for the daemon's cells: no path leads here later
         self.shell = shell.Shell.instance(
             ipython_dir=os.path.join(os.environ.get("HOME", "/tmp"), ".ipython"))
         for name in filter(None, self.args.imports.split(",")):

@@ -178,7 +178,7 @@ set_keys() {
 	base_key=$({ cat "$here"/{base.sh,customize.sh,packages.txt}; echo "$apt|$pip"
 		[ -z "$pip" ] || cat "$here/pip.sh" ${lock:+"$lock"}; } | hash_of -)
 	key=$({ echo "$base_key"; cat "$here/build.sh" "$here/layout.sh" "$template/template.json" ${warmup:+"$template/$warmup"}
-		find "$repo/guest/init" "$repo/guest/python" -type f \( -name '*.[ch]' -o -name '*.py' -o -name Makefile \) |
+		find "$repo/guest/init" "$repo/guest/python" -type f \( -name '*.[ch]' -o -name '*.py' -o -name '*.js' -o -name Makefile \) |
 		sort | xargs cat; } | hash_of -)
 }
 

@@ -77,7 +77,7 @@ def test_expires(daemon):
     lambda box: Sandbox.create(lifecycle={"on_timeout": "pause"}),
     lambda box: Sandbox.create(network={"allow_out": ["example.com"]}),
     lambda box: Sandbox.list_snapshots().next_items(),
-    lambda box: box.run_code("1", language="javascript"),
+    lambda box: box.run_code("1", language="java"),
     lambda box: box.create_code_context(language="r"),
 ])
 def test_not_offered(sandbox, call):

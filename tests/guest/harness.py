@@ -30,7 +30,7 @@ HEADER = struct.Struct("<IB")
 
 def build(into: Path) -> Path:
     """Lays out the kernel as the root image does; returns kernel.py."""
-    for source in SOURCES.glob("*.py"):
+    for source in (*SOURCES.glob("*.py"), *SOURCES.glob("*.js")):
         shutil.copy(source, into)
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-std=c11", "-Wall", "-Wextra",
                     "-Wconversion", "-Wshadow", "-Werror", "-isystem", "/usr/include/python3.11",

@@ -259,6 +259,15 @@ def test_what_is_not_offered_is_refused(daemon):
             sb.run_code("1", on_stdout="no")
 
 
+def test_languages(daemon):
+    with Sandbox.create() as sb, sb.create_code_context(language="sh", cwd="/tmp") as bash:
+        assert bash.language == "bash"
+        assert bash.run_code("x=5; pwd").logs.stdout == "/tmp\n"
+        ex = bash.run_code("echo $x; false")
+        assert ex.logs.stdout == "5\n" and (ex.error.name, ex.error.value) == ("ExitStatus", "1")
+        assert sb.run_code("1 + 1").text == "2", "the default context is Python's"
+
+
 def test_limit_of_sandboxes(start):
     start("--max-sandboxes", "1")
     with Sandbox.create(), pytest.raises(LimitExceeded, match="max-sandboxes"):

@@ -200,11 +200,11 @@ class AsyncFiles:
 class AsyncContext:
     """An interpreter whose variables and imports stay from one cell to the next."""
 
-    def __init__(self, sandbox: AsyncSandbox, id: str, cwd: str | None) -> None:
+    def __init__(self, sandbox: AsyncSandbox, id: str, language: str, cwd: str | None) -> None:
         self._sandbox = sandbox
         self.id = id
         self.cwd = cwd or _state.HOME
-        self.language = "python"
+        self.language = language
         self._is_closed = False
 
     async def run_code(self, code: str, *, timeout_seconds: float | None = None, on_stdout: OnText | None = None,
@@ -359,26 +359,27 @@ class AsyncSandbox:
         async with self._lock:  # two first cells at once are of one context
             contexts = self._state.contexts
             if contexts.main is None:
-                contexts.main = await self._take_context(None)
+                contexts.main = await self._take_context(_wire.PYTHON, None)
         return await self._run(contexts.main, code, timeout_seconds, max_output_bytes, env, files_changed, full_usage,
                                raise_on_timeout,
                          {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error})
 
     async def create_code_context(self, language: str = "python", cwd: str | None = None) -> AsyncContext:
-        """A context of its own: variables stay in it, and nobody else sees them."""
+        """A context of its own: variables stay in it, and nobody else sees them. Languages are python, bash, javascript and
+        typescript; but for Python, an interpreter starts with the first cell."""
         self._state.check_open()
-        _wire.check_language(language)
+        language = _wire.language_of(language)
         async with self._lock:
-            return AsyncContext(self, await self._take_context(cwd), cwd)
+            return AsyncContext(self, await self._take_context(language, cwd), language, cwd)
 
-    async def _take_context(self, cwd: str | None) -> str:
+    async def _take_context(self, language: str, cwd: str | None) -> str:
         contexts, handle = self._state.contexts, self._state.handle
-        if cwd in (None, _state.HOME) and contexts.take_default():
+        if language == _wire.PYTHON and cwd in (None, _state.HOME) and contexts.take_default():
             if contexts.needs_restart:
                 await self._line.send(_wire.restart_context(handle, DEFAULT_CONTEXT))
                 contexts.needs_restart = False
             return DEFAULT_CONTEXT
-        return await self._line.send(_wire.create_context(handle, cwd))
+        return await self._line.send(_wire.create_context(handle, language, cwd))
 
     async def _close_context(self, context: str) -> None:
         if context == DEFAULT_CONTEXT:

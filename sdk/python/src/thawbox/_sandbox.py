@@ -197,11 +197,11 @@ class Files:
 class Context:
     """An interpreter whose variables and imports stay from one cell to the next."""
 
-    def __init__(self, sandbox: Sandbox, id: str, cwd: str | None) -> None:
+    def __init__(self, sandbox: Sandbox, id: str, language: str, cwd: str | None) -> None:
         self._sandbox = sandbox
         self.id = id
         self.cwd = cwd or _state.HOME
-        self.language = "python"
+        self.language = language
         self._is_closed = False
 
     def run_code(self, code: str, *, timeout_seconds: float | None = None, on_stdout: OnText | None = None,
@@ -361,26 +361,27 @@ class Sandbox:
         with self._lock:  # two first cells at once are of one context
             contexts = self._state.contexts
             if contexts.main is None:
-                contexts.main = self._take_context(None)
+                contexts.main = self._take_context(_wire.PYTHON, None)
         return self._run(contexts.main, code, timeout_seconds, max_output_bytes, env, files_changed, full_usage,
                          raise_on_timeout,
                          {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error})
 
     def create_code_context(self, language: str = "python", cwd: str | None = None) -> Context:
-        """A context of its own: variables stay in it, and nobody else sees them."""
+        """A context of its own: variables stay in it, and nobody else sees them. Languages are python, bash, javascript and
+        typescript; but for Python, an interpreter starts with the first cell."""
         self._state.check_open()
-        _wire.check_language(language)
+        language = _wire.language_of(language)
         with self._lock:
-            return Context(self, self._take_context(cwd), cwd)
+            return Context(self, self._take_context(language, cwd), language, cwd)
 
-    def _take_context(self, cwd: str | None) -> str:
+    def _take_context(self, language: str, cwd: str | None) -> str:
         contexts, handle = self._state.contexts, self._state.handle
-        if cwd in (None, _state.HOME) and contexts.take_default():
+        if language == _wire.PYTHON and cwd in (None, _state.HOME) and contexts.take_default():
             if contexts.needs_restart:
                 self._line.send(_wire.restart_context(handle, DEFAULT_CONTEXT))
                 contexts.needs_restart = False
             return DEFAULT_CONTEXT
-        return self._line.send(_wire.create_context(handle, cwd))
+        return self._line.send(_wire.create_context(handle, language, cwd))
 
     def _close_context(self, context: str) -> None:
         if context == DEFAULT_CONTEXT:

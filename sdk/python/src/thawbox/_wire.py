@@ -275,14 +275,22 @@ def metrics(sandbox_id: str) -> Call[Sample]:
 DEFAULT_CONTEXT = "default"
 
 
-def check_language(language: str) -> None:
-    if language.lower() not in ("python", "python3", "py"):
-        raise InvalidInput(f"there is no interpreter for {language!r}: the language is python",
-                           "run other programs with Sandbox.exec()", code="not_offered")
+PYTHON = "python"
+LANGUAGES = {PYTHON: ("python3", "py"), "bash": ("sh", "shell"), "javascript": ("js", "node"), "typescript": ("ts",)}
+"""Of cells, each with its other names."""
 
 
-def create_context(handle: Handle, cwd: str | None) -> Call[str]:
-    body = {"language": "python", **({"cwd": cwd} if cwd else {})}
+def language_of(name: str) -> str:
+    """One of LANGUAGES, of a name of any of them."""
+    for language, others in LANGUAGES.items():
+        if name.lower() == language or name.lower() in others:
+            return language
+    raise InvalidInput(f"there is no interpreter for {name!r}: languages are {', '.join(LANGUAGES)}",
+                       "run other programs with Sandbox.exec()", code="not_offered")
+
+
+def create_context(handle: Handle, language: str, cwd: str | None) -> Call[str]:
+    body = {"language": language, **({"cwd": cwd} if cwd else {})}
     return Call("POST", "/contexts", whole(lambda answer: str(answer["id"])), handle.interpreter(), body)
 
 

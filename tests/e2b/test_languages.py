@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cells in bash, JavaScript and TypeScript through E2B's SDK. The interpreters themselves: tests/guest/test_languages.py."""
+import pytest
+from conftest import GUARD_S
+from e2b_code_interpreter import Sandbox
+
+
+def run(box: Sandbox, code: str, language: str, **options):
+    return box.run_code(code, language=language, timeout=GUARD_S * 2, **options)
+
+
+def test_bash(start):
+    start("--pool", "0")
+    with Sandbox.create(envs={"FROM": "create"}) as box:
+        cell = run(box, "x=5; pwd; echo $FROM", "bash")
+        assert "".join(cell.logs.stdout) == "/home/user\ncreate\n" and not cell.error
+        assert run(box, "echo $x $FROM", "sh", envs={"FROM": "cell"}).logs.stdout == ["5 cell\n"]
+        assert run(box, "echo $FROM; nonsense", "bash").error.name == "ExitStatus"
+        assert box.run_code("'x' in globals()").text == "False", "Python's context is another one"
+        assert {c.language for c in box.list_code_contexts()} == {"python", "javascript", "bash"}
+
+
+@pytest.mark.slow
+def test_javascript_and_typescript(sandbox):
+    cell = run(sandbox, "import { readFileSync } from 'fs'\nconst a: number = 20; console.log(typeof readFileSync)", "ts")
+    assert cell.logs.stdout == ["function\n"] and not cell.error
+    assert run(sandbox, "const a = 21; await Promise.resolve(a * 2)", "ts").text == "42"
+    ctx = sandbox.create_code_context(language="js", cwd="/tmp")
+    assert ctx.language == "javascript"
+    assert sandbox.run_code("process.cwd()", context=ctx, timeout=GUARD_S * 2).text == "/tmp"
+    error = sandbox.run_code("missing()", context=ctx).error
+    assert (error.name, error.value) == ("ReferenceError", "missing is not defined")
+    sandbox.remove_code_context(ctx)
+
+
+def test_two_first_cells_make_one_context(sandbox):
+    """Two cells at once make one context, and run one after the other."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        cells = list(pool.map(lambda n: run(sandbox, f"n=$((n + {n})); echo $n", "bash"), (1, 2)))
+    assert sorted("".join(cell.logs.stdout).strip() for cell in cells)[-1] == "3"
+    assert len([c for c in sandbox.list_code_contexts() if c.language == "bash"]) == 1
