@@ -74,16 +74,18 @@ static void on_left(struct loop_op *op, int res)
 	request_abandon(req);
 }
 
+static int fd_of(struct request *req)
+{
+	return MHD_get_connection_info(req->conn, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+}
+
 static void suspend(struct request *req)
 {
-	const union MHD_ConnectionInfo *info =
-		MHD_get_connection_info(req->conn, MHD_CONNECTION_INFO_CONNECTION_FD);
-
 	if (req->is_suspended) /* MHD goes on with chunks that it has already read */
 		return;
 	MHD_suspend_connection(req->conn);
 	req->is_suspended = true;
-	loop_poll(req->http->loop, &req->left_op, info->connect_fd, POLLRDHUP);
+	loop_poll(req->http->loop, &req->left_op, fd_of(req), POLLRDHUP);
 }
 
 static void resume(struct request *req)
@@ -304,8 +306,21 @@ static void close_upgraded(struct request *req)
 	run_soon(req->http);
 }
 
+/*
+ * Clients take a stream that ends in the middle for a server's mistake, and a reset for what it is (E2B's then ask whether the
+ * sandbox is gone). What has been sent is read before it. Not of Unix sockets, which have none.
+ */
+static void reset(struct request *req)
+{
+	static const struct sockaddr nobody = { .sa_family = AF_UNSPEC };
+
+	(void)connect(fd_of(req), &nobody, sizeof(nobody));
+}
+
 void request_cut(struct request *req)
 {
+	if (req->is_stream && !req->upgraded)
+		reset(req);
 	req->ops = NULL;
 	req->is_cut = true;
 	req->is_held = false;

@@ -155,8 +155,8 @@ void reply_end(struct request *req);
 void reply_upgrade(struct request *req);
 
 /*
- * Ends it without an end: the connection is closed in the middle, which is how clients know that a sandbox is
- * gone. ops are not called any more.
+ * Ends it without an end: the connection is reset in the middle of a stream, and closed before an answer, which is how
+ * clients know that a sandbox is gone. ops are not called any more.
  */
 void request_cut(struct request *req);
 

@@ -171,7 +171,7 @@ async def test_killed_in_the_middle(daemon):
     await box.kill()
     with pytest.raises(TimeoutException, match="killed"):
         await cell
-    with pytest.raises(TimeoutException, match="killed"):
+    with pytest.raises(TimeoutException, match="was killed or reached its end of life"):
         await command.wait()
     with pytest.raises(SandboxException):
         await box.files.read("x")

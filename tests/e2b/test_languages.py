@@ -10,7 +10,7 @@ def run(box: Sandbox, code: str, language: str, **options):
 
 
 def test_bash(start):
-    start("--pool", "0")
+    start("--pool", "1")
     with Sandbox.create(envs={"FROM": "create"}) as box:
         cell = run(box, "x=5; pwd; echo $FROM", "bash")
         assert "".join(cell.logs.stdout) == "/home/user\ncreate\n" and not cell.error
