@@ -60,6 +60,7 @@ class Interpreter:
             for fd in (theirs, answers, high):
                 os.close(fd)
         self.answer_fd = high
+        self.owes_answer = False
         self._exit = os.pidfd_open(self.process.pid)
         self._env = dict(os.environ)
 
@@ -82,13 +83,17 @@ class Interpreter:
     def ask(self, request: str) -> str | None:
         """Sends a cell, and returns the line it is answered with; None when the interpreter has ended. An interrupt
         of the kernel's is passed on, and raised when the answer is there."""
+        self.owes_answer = True
         self._send(request.encode("utf-8", "surrogateescape"))
         try:
-            return self._answer()
+            line = self._answer()
         except KeyboardInterrupt:
             os.killpg(self.process.pid, signal.SIGINT)
             self._answer()
+            self.owes_answer = False
             raise
+        self.owes_answer = False
+        return line
 
     def _send(self, data: bytes) -> None:
         """An interrupt waits until all of a request has gone: the next one must begin where this one ends."""
@@ -185,9 +190,21 @@ def run(language: str, code: str) -> Text | None:
                           f"{language}: {e}: build the template with its package") from None
     try:
         return interpreter.run(code)
+    except KeyboardInterrupt:
+        if interpreter.owes_answer:  # to the next cell it would come as that one's
+            running.pop(language).close()
+        raise
     except EOFError:
         status = running.pop(language).close()
         if status == 0:
             return None
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         raise failure("ExitStatus", str(status), f"the interpreter ended: {how}; the next cell starts a new one") from None
+
+
+def read_ahead() -> None:
+    """Runs each interpreter once, for a bake: their files stay in memory. They themselves do not, as all sandboxes would
+    then draw the same random numbers."""
+    for argv in (["bash", "--norc", "-c", ":"], ["node", "-e", "0"], ["esbuild", "--version"]):
+        with contextlib.suppress(OSError):
+            subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

@@ -149,7 +149,7 @@ class Parent:
         self.phase("make the shell")
         self.server = importlib.import_module("thawbox_server")
         shell = importlib.import_module("thawbox_shell")
-        importlib.import_module("thawbox_languages")  # for the daemon's cells: no path leads here later
+        languages = importlib.import_module("thawbox_languages")  # the daemon's cells: no path leads here later
         self.shell = shell.Shell.instance(
             ipython_dir=os.path.join(os.environ.get("HOME", "/tmp"), ".ipython"))
         for name in filter(None, self.args.imports.split(",")):
@@ -165,6 +165,8 @@ class Parent:
         if "PIL.Image" in sys.modules:
             rich = importlib.import_module("thawbox_rich")
             rich.show_saved_pictures(sys.modules["PIL.Image"].Image)
+        self.phase("read the interpreters of other languages")
+        languages.read_ahead()
         shell.take_streams()
         self.shell.settle_in()
 

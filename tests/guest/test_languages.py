@@ -80,6 +80,16 @@ def test_bash_is_interrupted_and_goes_on(guest, stream, code):
     assert run(stream, "bash", "echo $x").stdout == "7\n"
 
 
+def test_bash_that_ignores_two_interrupts_is_given_up(guest, stream):
+    stream.send(request(op="run", code=cell("bash", "trap '' INT; echo in; sleep 1000 & while :; do wait; done")))
+    assert stream.frame() == (STDOUT, b"in\n")
+    for _ in range(2):
+        time.sleep(0.3)
+        os.kill(guest.kernels[2000], signal.SIGINT)
+    assert stream.answer().error["name"] == "KeyboardInterrupt"
+    assert run(stream, "bash", "echo its own").stdout == "its own\n"
+
+
 def test_environment_follows_the_kernels(stream):
     run(stream, "bash", ":")
     stream.run("import os; os.environ['FOO'] = \"b'ar\"")

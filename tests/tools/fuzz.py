@@ -29,7 +29,7 @@ SOURCES = {
     "guestpages": ["vmm/guestpages.c"],
     "guestsym": ["vmm/guestsym.c"],
     "http": [f"api/daemon/{name}.c" for name in (
-        "box", "context", "control", "files", "filesystem", "http", "interpreter", "jobs", "kernel", "listing", "machine", "port",
+        "box", "context", "control", "files", "filesystem", "http", "interpreter", "jobs", "kernel", "language", "listing", "machine", "port",
         "process", "process_input", "route", "rpc", "server", "stats", "text", "tunnel", "upload", "usage", "watch")],
     "ioapic": ["devices/ioapic.c"],
     "mmio": ["devices/vmmio.c", "devices/vdev.c", "devices/doorbell.c", "vmm/vm.c"],
