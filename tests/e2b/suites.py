@@ -21,8 +21,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import Daemon  # noqa: E402
@@ -32,8 +32,8 @@ CORE = {
     "core: api": ["api_{0}/test_sbx_info.py", "api_{0}/test_sbx_kill.py", "api_{0}/test_sbx_list.py"],
     "core: sandbox": [f"sandbox_{{0}}/test_{name}.py" for name in ("create", "connect", "kill", "secure", "timeout")],
     "core: files": [f"sandbox_{{0}}/files/test_{name}.py" for name in (
-        "read", "write", "exists", "files_list", "info", "make_dir", "remove", "rename", "content_encoding", "metadata", "secured",
-        "watch")],
+        "read", "write", "exists", "files_list", "info", "make_dir", "remove", "rename", "content_encoding", "metadata",
+        "secured", "watch")],
     "core: commands": [f"sandbox_{{0}}/commands/test_{name}.py" for name in (
         "run", "env_vars", "cmd_connect", "cmd_kill", "cmd_list", "send_stdin", "sandbox_killed_during_run")],
     "core: pty": [f"sandbox_{{0}}/pty/test_{name}.py" for name in (
@@ -44,7 +44,8 @@ CORE_JS = {
     "core js: api": [f"api/{name}" for name in ("info", "kill", "list")],
     "core js: sandbox": [f"sandbox/{name}" for name in ("create", "connect", "kill", "secure", "timeout")],
     "core js: files": [f"sandbox/files/{name}" for name in (
-        "read", "write", "exists", "list", "info", "makeDir", "remove", "rename", "contentEncoding", "metadata", "signing", "watch")],
+        "read", "write", "exists", "list", "info", "makeDir", "remove", "rename", "contentEncoding", "metadata", "signing",
+        "watch")],
     "core js: commands": [f"sandbox/commands/{name}" for name in (
         "run", "envVars", "connect", "kill", "list", "sendStdin", "sandboxKilledDuringRun")],
     "core js: pty": [f"sandbox/pty/{name}" for name in ("ptyCreate", "ptyConnect", "kill", "resize", "sendInput")],
@@ -64,7 +65,8 @@ def vitest(folder: Path, tests: list[str], report: Path) -> list[str]:
     """Their own configuration names browsers and short limits: ours has the same set-up for Node.js alone."""
     config = report.with_name("vitest.config.mjs")
     setup = [f"tests/{file.name}" for file in (folder / "tests").glob("*.setup.ts")]
-    config.write_text(VITEST.format(root=json.dumps(str(folder)), include=json.dumps(tests), setup=json.dumps(setup), limit=LIMIT_S * 1000))
+    config.write_text(VITEST.format(root=json.dumps(str(folder)), include=json.dumps(tests), setup=json.dumps(setup),
+                                    limit=LIMIT_S * 1000))
     return ["npx", "vitest", "run", "--config", str(config), "--root", str(folder), "--reporter=junit", f"--outputFile={report}"]
 
 
@@ -111,7 +113,7 @@ def main() -> int:
         suites["code interpreter: charts, images"] = (args.code_interpreter, ["tests/charts", "tests/images"])
     if args.code_interpreter_js:
         suites["code interpreter js: all"] = (args.code_interpreter_js, ["tests/*.test.ts", "tests/env_vars/*.test.ts"])
-        suites["code interpreter js: charts, images"] = (args.code_interpreter_js, [f"tests/{part}/*.test.ts" for part in ("charts", "images")])
+        suites["code interpreter js: charts, images"] = (args.code_interpreter_js, ["tests/charts/*.test.ts", "tests/images/*.test.ts"])
     suites = {name: suite for name, suite in suites.items() if args.only in name}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the daemon ends, too
     with tempfile.TemporaryDirectory(prefix="thawbox-suites-") as tmp:
