@@ -375,10 +375,8 @@ struct context *context_default(struct box *box, const struct language *language
 	return ctx;
 }
 
-struct context *context_find(struct box *box, const char *id)
+struct context *context_peek(const struct box *box, const char *id)
 {
-	const struct language *language = language_find(id);
-
 	list_each(&box->contexts, node)
 	{
 		struct context *ctx = container_of(node, struct context, node);
@@ -386,6 +384,16 @@ struct context *context_find(struct box *box, const char *id)
 		if (!strcmp(ctx->id, id))
 			return ctx;
 	}
+	return NULL;
+}
+
+struct context *context_find(struct box *box, const char *id)
+{
+	const struct language *language = language_find(id);
+	struct context *ctx = context_peek(box, id);
+
+	if (ctx)
+		return ctx;
 	if (!strcmp(id, "default"))
 		return context_default(box, language_find(NULL));
 	return language && !language_is_python(language) && !strcmp(id, language->name)

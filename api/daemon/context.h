@@ -63,7 +63,9 @@ struct context {
  * id, and runs may be added while their interpreter comes up. NULL: no memory.
  */
 struct context *context_default(struct box *box, const struct language *language);
-/* That of an id (also "default", and names of other languages), or NULL. */
+/* That of an id, where it is there, or NULL. */
+struct context *context_peek(const struct box *box, const char *id);
+/* That of an id (also "default", and names of other languages, which are made where they are not), or NULL. */
 struct context *context_find(struct box *box, const char *id);
 
 /* Each tells its end by `changed`; err->code 0: it is done. One at a time (`is_held`). */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "api/daemon/interpreter.h"
+#include "api/daemon/cell_line.h"
 
 #include "tests/unit/api/daemon/same_json.h"
 
@@ -10,10 +10,10 @@ static void expect(const char *display, const char *line)
 {
 	json_t *in = json_loads(display, 0, NULL);
 
-	expect_json(in, interpreter_result(in), line);
+	expect_json(in, cell_line_result(in), line);
 }
 
-Test(interpreter, results)
+Test(cell_line, results)
 {
 	expect("{\"kind\":\"result\",\"data\":{\"text/plain\":\"'a'\"}}",
 	       "{\"type\":\"result\",\"is_main_result\":true,\"text\":\"a\",\"extra\":{}}");
@@ -27,7 +27,7 @@ Test(interpreter, results)
 	       "\"extra\":{}}");
 }
 
-Test(interpreter, data_and_charts)
+Test(cell_line, data_and_charts)
 {
 	expect("{\"kind\":\"result\",\"data\":{\"e2b/data\":\"{\\\"a\\\":[1,null]}\","
 	       "\"e2b/chart\":\"{\\\"type\\\":\\\"line\\\"}\"}}",
@@ -39,10 +39,10 @@ static void expect_end(const char *result, const char *line)
 {
 	json_t *in = json_loads(result, 0, NULL);
 
-	expect_json(in, interpreter_end(in), line);
+	expect_json(in, cell_line_end(in), line);
 }
 
-Test(interpreter, ends)
+Test(cell_line, ends)
 {
 	expect_end("{\"cut\":{\"stdout\":0,\"stderr\":0},\"usage\":{\"wall_ms\":1.5}}",
 	           "{\"type\":\"end_of_execution\",\"usage\":{\"wall_ms\":1.5}}");
@@ -58,7 +58,7 @@ Test(interpreter, ends)
 		"{\"type\":\"end_of_execution\",\"files_changed\":[{\"path\":\"/c\",\"size\":0}]}");
 }
 
-Test(interpreter, characters_that_are_not_complete)
+Test(cell_line, characters_that_are_not_complete)
 {
 	static const struct {
 		const char *text;
@@ -75,7 +75,7 @@ Test(interpreter, characters_that_are_not_complete)
 		      { "\x80\x80\x80\x80", 0 } };
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-		cr_expect_eq(interpreter_open_tail((const uint8_t *)cases[i].text,
-		                                   strlen(cases[i].text)),
-		             cases[i].open, "%zu", i);
+		cr_expect_eq(
+			cell_line_open_tail((const uint8_t *)cases[i].text, strlen(cases[i].text)),
+			cases[i].open, "%zu", i);
 }
