@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells in other languages than Python: an interpreter of theirs beside this kernel, started by its first cell.
+"""Cells in other languages than Python: an interpreter of theirs beside this kernel, started by its first cell, or
+before the freeze.
 
 It has the kernel's working directory, environment and output; what cells define stays in it (docs/kernel.md).
 """
@@ -12,11 +13,19 @@ import os
 import select
 import signal
 import subprocess
+from shlex import quote
 from typing import Any
 
 DRIVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "thawbox_node.js")
 ANSWER_FD = 250
 """Where an interpreter answers, out of the way of descriptors that a user's cell may name."""
+ERRORS_FD = 251
+"""Where bash finds the kernel's standard error, until its own messages have gone."""
+REHEARSED = {
+    "bash": [":"],
+    "typescript": ["1 + 1", "await Promise.resolve({a: [1, 'b', null]})", "{ const a: number = 1; class B {} }",
+                   "process.stdout.write(''); process.stderr.write('')", "throw new Error('rehearsed')"]}
+"""Cells that say nothing, and leave nothing behind."""
 NO_AVX = "NPY_DISABLE_CPU_FEATURES"
 """Set where the guest's kernel cannot keep the registers of AVX (docs/guest.md)."""
 
@@ -31,18 +40,30 @@ class Text:
         return self.text
 
 
-def failure(name: str, value: str, trace: str) -> Exception:
-    """Returns an exception of that name, which IPython shows as the trace of its own interpreter."""
-    kind = type(name, (Exception,), {"_render_traceback_": lambda self: trace.splitlines()})
-    error: Exception = kind(value)
+def folder() -> str:
+    """Returns the kernel's working directory, / where it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
+
+
+class Failure(Exception):
+    """What went wrong in a cell, or made it end."""
+
+
+def failure(name: str, value: str, trace: str) -> Failure:
+    """Returns one of that name, which IPython shows as the trace of its own interpreter."""
+    kind = type(name, (Failure,), {"_render_traceback_": lambda self: trace.splitlines()})
+    error: Failure = kind(value)
     return error
 
 
 class Interpreter:
     """A process that runs cells of one language. Of the kernel's thread."""
 
-    def __init__(self, argv: list[str], stdin_is_ours: bool) -> None:
-        """Starts it; raises OSError. Where its standard input is not ours, the descriptor that cells come by is its
+    def __init__(self, language: str, argv: list[str], stdin_is_ours: bool) -> None:
+        """Starts it; raises OSError. `language` is that of its cells. Where its standard input is not ours, the descriptor that cells come by is its
         last argument, ANSWER_FD the one before."""
         theirs, self._to = os.pipe()
         self._from, answers = os.pipe()
@@ -59,6 +80,7 @@ class Interpreter:
         finally:
             for fd in (theirs, answers, high):
                 os.close(fd)
+        self.language = language
         self.answer_fd = high
         self.owes_answer = False
         self._exit = os.pidfd_open(self.process.pid)
@@ -125,20 +147,18 @@ class Interpreter:
 class Bash(Interpreter):
     """An interactive bash without a terminal: a SIGINT ends what runs, and not the shell."""
 
-    def __init__(self) -> None:
+    def __init__(self, language: str) -> None:
         """Its messages of a start without a terminal are for nobody."""
-        errors = fcntl.fcntl(2, fcntl.F_DUPFD, ANSWER_FD + 1)
-        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            super().__init__(["bash", "-c", f"exec bash --norc --noprofile --noediting -i {errors}>&2 2>/dev/null"], True)
-        finally:
-            os.close(errors)
-            os.close(null)
-        self._begin = f"PS1= PS2= HISTFILE=; set +m +H; exec 2>&{errors} {errors}>&-\n"
+        super().__init__(
+            language, ["bash", "-c", f"exec bash --norc --noprofile --noediting -i {ERRORS_FD}>&2 2>/dev/null"], True)
+        self._begin = f"PS1= PS2= HISTFILE=; set +m +H; exec 2>&{ERRORS_FD} {ERRORS_FD}>&-\n"
+
+    def begin(self, language: str) -> None:
+        """As Node.begin(). Of its generators, RANDOM alone has a state."""
+        self.language = language
+        self._begin = f"cd {quote(folder())}; SECONDS=0 RANDOM={int.from_bytes(os.urandom(4), 'little')}\n"
 
     def run(self, code: str) -> Text | None:
-        from shlex import quote
-
         env = "".join(f"export {name}={quote(value)}\n" if value is not None else f"unset {name}\n"
                       for name, value in self.new_env().items() if name.isidentifier())
         answer = self.ask(f"{self._begin}{env}eval {quote(code)} </dev/null\nprintf '%s\\n' $? >&{self.answer_fd}\n")
@@ -153,14 +173,21 @@ class Bash(Interpreter):
 class Node(Interpreter):
     """Node.js with thawbox_node.js, which answers in JSON."""
 
-    is_typescript = False
-
-    def __init__(self) -> None:
+    def __init__(self, language: str) -> None:
         flags = ["--no-enable-avx", "--no-enable-avx2", "--no-enable-fma3"] if NO_AVX in os.environ else []
-        super().__init__(["node", *flags, DRIVER], False)
+        super().__init__(language, ["node", *flags, DRIVER], False)
+        self._begin: dict[str, str] = {}
+
+    def begin(self, language: str) -> None:
+        """Makes one that was started before the freeze this sandbox's own: it takes the kernel's folder, and its
+        generators of random numbers are seeded anew."""
+        self.language = language
+        self._begin = {"begin": folder()}
 
     def run(self, code: str) -> Text | None:
-        line = self.ask(json.dumps({"code": code, "env": self.new_env(), "typescript": self.is_typescript}) + "\n")
+        request = {"code": code, "env": self.new_env(), "typescript": self.language == "typescript", **self._begin}
+        self._begin = {}
+        line = self.ask(json.dumps(request) + "\n")
         if line is None:
             raise EOFError
         answer: dict[str, Any] = json.loads(line)
@@ -169,22 +196,40 @@ class Node(Interpreter):
         return Text(answer["text"]) if "text" in answer else None
 
 
-class TypeScript(Node):
-    """The same, less the types."""
-
-    is_typescript = True
-
-
-LANGUAGES: dict[str, type[Bash] | type[Node]] = {"bash": Bash, "javascript": Node, "typescript": TypeScript}
+KINDS: dict[str, type[Bash] | type[Node]] = {"bash": Bash, "javascript": Node, "typescript": Node}
 running: dict[str, Bash | Node] = {}
+"""By language."""
+ready: list[Bash | Node] = []
+"""Started before the freeze, each until a context takes it."""
+
+
+def make_ready() -> None:
+    """Starts one of each kind, as far as this image has them, and runs cells in it: for a bake."""
+    for language, cells in REHEARSED.items():
+        with contextlib.suppress(OSError, EOFError):
+            interpreter = KINDS[language](language)
+            for code in cells:
+                with contextlib.suppress(Failure):
+                    interpreter.run(code)
+            ready.append(interpreter)
+
+
+def start(language: str) -> Bash | Node:
+    """Returns an interpreter; raises OSError when there is none."""
+    for interpreter in ready:
+        if type(interpreter) is KINDS[language]:
+            ready.remove(interpreter)
+            interpreter.begin(language)
+            return interpreter
+    return KINDS[language](language)
 
 
 def run(language: str, code: str) -> Text | None:
-    """Runs a cell of a language of LANGUAGES. Returns its value, None if it has none; raises what went wrong."""
+    """Runs a cell of bash, javascript or typescript. Returns its value, None if it has none; raises what went wrong."""
     interpreter = running.get(language)
     if interpreter is None:
         try:
-            interpreter = running[language] = LANGUAGES[language]()
+            interpreter = running[language] = start(language)
         except OSError as e:
             raise failure("FileNotFoundError", f"no interpreter for {language}: {e}",
                           f"{language}: {e}: build the template with its package") from None
@@ -200,11 +245,3 @@ def run(language: str, code: str) -> Text | None:
             return None
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         raise failure("ExitStatus", str(status), f"the interpreter ended: {how}; the next cell starts a new one") from None
-
-
-def read_ahead() -> None:
-    """Runs each interpreter once, for a bake: their files stay in memory. They themselves do not, as all sandboxes would
-    then draw the same random numbers."""
-    for argv in (["bash", "--norc", "-c", ":"], ["node", "-e", "0"], ["esbuild", "--version"]):
-        with contextlib.suppress(OSError):
-            subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cells in JavaScript and TypeScript, for thawbox_languages.py: node thawbox_node.js ANSWER_FD REQUEST_FD.
-// A request is a line of JSON {"code", "env", "typescript"}, its answer one of {"text"}, {"error"} or {}. All cells share the
-// global scope. Node's own REPL evaluates those with await outside of a function.
+// A request is a line of JSON {"code", "env", "typescript", "begin"}, its answer one of {"text"}, {"error"} or {}. All cells
+// share the global scope. Before the freeze no request has "begin", the folder of a sandbox whose process this becomes. Node's own REPL evaluates those with await outside of a function.
 'use strict';
 
-const { spawnSync } = require('child_process');
+const childProcess = require('child_process');
+const crypto = require('crypto');
 const fs = require('fs');
 const net = require('net');
 const readline = require('readline');
@@ -14,8 +15,7 @@ const util = require('util');
 const vm = require('vm');
 
 const [answerFd, requestFd] = process.argv.slice(2).map(Number);
-const ESBUILD = ['--loader=ts', '--target=node18', '--log-level=error',
-  '--tsconfig-raw={"compilerOptions":{"preserveValueImports":true}}'];
+const ESBUILD = { loader: 'ts', target: 'node18', tsconfigRaw: { compilerOptions: { preserveValueImports: true } } };
 const OURS = /[ (]node:|thawbox_node\.js|at new Promise \(<anonymous>\)/; // frames that are not the cell's
 
 const server = repl.start({
@@ -44,13 +44,27 @@ function interrupted() {
   return asError('KeyboardInterrupt', 'the cell was interrupted');
 }
 
+// esbuild's own module starts its process once: not in our group, which an interrupt goes to, and without the ping of each
+// second, which would keep the sandbox awake.
+function transform(code) {
+  const { spawn } = childProcess;
+  childProcess.spawn = (command, args, options) => spawn(command, args.filter((arg) => arg !== '--ping'),
+    { ...options, detached: true, env: { ...process.env, GODEBUG: 'cpu.avx=off,cpu.avx2=off' } });
+  try {
+    return require('esbuild').transform(code, ESBUILD);
+  } finally {
+    childProcess.spawn = spawn;
+  }
+}
+
 // The types are cut off; names that are not used stay, as a later cell may use them.
-function withoutTypes(code) {
-  const env = { ...process.env, GODEBUG: 'cpu.avx=off,cpu.avx2=off' };
-  const run = spawnSync('esbuild', ESBUILD, { input: code, encoding: 'utf8', env });
-  if (run.error) throw asError('Error', `esbuild: ${run.error.message}`);
-  if (run.status) throw asError('SyntaxError', run.stderr.trim());
-  return run.stdout;
+async function withoutTypes(code) {
+  try {
+    return (await transform(code)).code;
+  } catch (error) {
+    const told = error.errors?.map(({ text, location }) => (location ? `${location.line}:${location.column}: ${text}` : text));
+    throw told ? asError('SyntaxError', told.join('\n')) : asError('Error', `esbuild: ${error.message}`);
+  }
 }
 
 // An import declaration as the dynamic import that a REPL can do.
@@ -105,16 +119,20 @@ function evaluateAtOnce(code, filename) {
   return script.runInThisContext({ breakOnSigint: true, displayErrors: false });
 }
 
-function evaluate(code) {
+function evaluate(code, typescript) {
   const filename = `cell-${++nr}`;
   return new Promise((resolve, reject) => {
     running = reject;
-    if (!/\b(await|import)\b/.test(code)) {
-      resolve(evaluateAtOnce(code, filename)); // waits for a promise that is the value
-      return;
-    }
-    isInRepl = true;
-    server.eval(code, server.context, filename, (error, value) => (error ? reject(error) : resolve(value)));
+    Promise.resolve(typescript ? withoutTypes(code) : code).then((plain) => {
+      if (running !== reject) return; // it was interrupted
+      const cell = forRepl(plain);
+      if (!/\b(await|import)\b/.test(cell)) {
+        resolve(evaluateAtOnce(cell, filename)); // waits for a promise that is the value
+        return;
+      }
+      isInRepl = true;
+      server.eval(cell, server.context, filename, (error, value) => (error ? reject(error) : resolve(value)));
+    }).catch(reject);
   });
 }
 
@@ -130,13 +148,34 @@ function describe(error) {
     traceback: lines.filter((line) => !/^\s+at /.test(line) || !OURS.test(line)).join('\n') };
 }
 
-async function run({ code, env, typescript }) {
+// Nothing that was drawn, or seeded, before the freeze may be drawn from: it is the same in all sandboxes.
+function begin(folder) {
+  require('./thawbox_reseed.node');
+  const drawn = new Uint32Array(2048);
+  let at = drawn.length;
+  Math.random = function random() { // V8 cannot be told to seed its own anew
+    if (at === drawn.length) {
+      crypto.randomFillSync(drawn);
+      at = 0;
+    }
+    return ((drawn[at++] >>> 5) * 2 ** 26 + (drawn[at++] >>> 6)) / 2 ** 53;
+  };
+  nr = 0;
+  try {
+    process.chdir(folder);
+  } catch {
+    // it stays where it is
+  }
+}
+
+async function run({ code, env, typescript, begin: folder }) {
+  if (folder !== undefined) begin(folder);
   for (const [name, value] of Object.entries(env)) {
     if (value === null) delete process.env[name];
     else process.env[name] = value;
   }
   try {
-    const value = await evaluate(forRepl(typescript ? withoutTypes(code) : code));
+    const value = await evaluate(code, typescript);
     if (value === undefined) return {};
     return { text: typeof value === 'string' ? value : util.inspect(value) };
   } catch (error) {

@@ -149,7 +149,6 @@ class Parent:
         self.phase("make the shell")
         self.server = importlib.import_module("thawbox_server")
         shell = importlib.import_module("thawbox_shell")
-        languages = importlib.import_module("thawbox_languages")  # the daemon's cells: no path leads here later
         self.shell = shell.Shell.instance(
             ipython_dir=os.path.join(os.environ.get("HOME", "/tmp"), ".ipython"))
         for name in filter(None, self.args.imports.split(",")):
@@ -165,8 +164,6 @@ class Parent:
         if "PIL.Image" in sys.modules:
             rich = importlib.import_module("thawbox_rich")
             rich.show_saved_pictures(sys.modules["PIL.Image"].Image)
-        self.phase("read the interpreters of other languages")
-        languages.read_ahead()
         shell.take_streams()
         self.shell.settle_in()
 
@@ -236,8 +233,9 @@ class Parent:
         listener.listen(16)
         return listener
 
-    def spawn(self, port: int, role: str) -> None:
-        """Forks a kernel that listens on a port, and says so."""
+    def spawn(self, port: int, role: str, is_polyglot: bool = False) -> None:
+        """Forks a kernel that listens on a port, and says so. One that is_polyglot starts the interpreters of other
+        languages first."""
         listener = self.listen(port)
         news, say = os.pipe()
         pid = os.fork()
@@ -246,12 +244,14 @@ class Parent:
             self.ctl.close()
             for fd in self.children:
                 os.close(fd)
-            self.server.run_kernel(self, listener, role, port, say)
+            self.server.run_kernel(self, listener, role, port, say, is_polyglot)
         os.close(say)
         listener.close()
         if role == "default":
             self.default_news = news
         else:
+            if is_polyglot:
+                os.read(news, 1)  # until it is closed
             os.close(news)
         self.children[os.pidfd_open(pid)] = pid
         self.tell(event="kernel", pid=pid, port=port, role=role)
@@ -328,7 +328,9 @@ def main(argv: list[str]) -> int:
         parent.warm_up_for_all()
         parent.enlarge_text()
         for i in range(args.spares):
-            parent.spawn(args.port + 1 + i, "spare")
+            if i == 0:
+                parent.phase("interpreters of other languages")
+            parent.spawn(args.port + 1 + i, "spare", is_polyglot=i == 0)
         parent.spawn(args.port, "default")
         parent.loop()
     except Failure as e:

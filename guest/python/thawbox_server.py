@@ -23,6 +23,7 @@ from typing import Any
 
 import _thawbox
 import thawbox_files
+import thawbox_languages  # for the daemon's cells, too: no path leads to it later
 from thawbox_shell import Shell, quote
 
 REQUEST = 0x01
@@ -455,7 +456,7 @@ class Kernel:
 
 # ---- a kernel's life ----
 
-def run_kernel(parent: Any, listener: socket.socket, role: str, port: int, say: int) -> None:
+def run_kernel(parent: Any, listener: socket.socket, role: str, port: int, say: int, is_polyglot: bool) -> None:
     """The life of a kernel that a thawbox_parent.Parent has just forked; never returns."""
     try:
         os.setsid()
@@ -476,6 +477,8 @@ def run_kernel(parent: Any, listener: socket.socket, role: str, port: int, say: 
             kernel.rest()
             kernel.serve(listener)
         else:
+            if is_polyglot:
+                thawbox_languages.make_ready()
             os.close(say)
             kernel.serve(listener, lambda: kernel.generators.reseed(os.urandom(64)))
     except BaseException:

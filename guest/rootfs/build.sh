@@ -242,7 +242,7 @@ make_image() {
 	trap "unshare_rm '$tmp'" EXIT
 	say 'compiling the agent'
 	make -s -C "$repo/guest/init" OUT="$tmp/build"
-	compile_extension "$tmp/build"
+	compile_extensions "$tmp/build"
 	progress 'laying out the image' "$out/image.log" \
 		as_root env template="$template" warmup="$warmup" repo="$repo" tmp="$tmp" \
 		base="$out/base-$base_key" bash "$here/layout.sh"
@@ -256,13 +256,14 @@ make_image() {
 	say "root.img $(du -m --apparent-size "$out/$key/root.img" | cut -f1) MiB in $out/$key"
 }
 
-# The interpreter's C extension, against the headers of the guest's own Python (Debian 12's 3.11).
-compile_extension() { # BUILD
-	local src=$repo/guest/python/_thawbox.c
-	[ -e "$src" ] || { say 'guest/python/_thawbox.c is not there: image without it'; return 0; }
+# The interpreter's C extension, against the headers of the guest's own Python (Debian 12's 3.11), and that of Node.js.
+compile_extensions() { # BUILD
+	local src=$repo/guest/python
 	[ -e /usr/include/python3.11/Python.h ] || die 'the headers of Python 3.11 are not installed' \
 		'apt-get install python3.11-dev (Debian 12)'
-	gcc -shared -fPIC -O2 -Wall -I/usr/include/python3.11 -o "$1/_thawbox.so" "$src"
+	[ -e /usr/include/openssl/rand.h ] || die 'the headers of OpenSSL are not installed' 'apt-get install libssl-dev'
+	gcc -shared -fPIC -O2 -Wall -I/usr/include/python3.11 -o "$1/_thawbox.so" "$src/_thawbox.c"
+	gcc -shared -fPIC -O2 -Wall -o "$1/thawbox_reseed.node" "$src/thawbox_reseed.c"
 }
 
 # The empty file system under every sandbox's writes. Small groups of metadata, all written now and

@@ -17,7 +17,7 @@ install -D -m 0755 "$tmp/build/init" "$tree/usr/sbin/init"
 install -d -m 0755 "$tree/etc/thawbox" "$lib" "$tree/.thawbox" "$tree/.thawbox/rw" "$tree/.thawbox/root"
 install -m 0644 "$template/template.json" "$tree/etc/thawbox/template.json"
 [ -z "$warmup" ] || install -m 0644 "$template/$warmup" "$tree/etc/thawbox/$warmup"
-for f in "$repo"/guest/python/*.{py,js} "$tmp"/build/_thawbox.so; do
+for f in "$repo"/guest/python/*.{py,js} "$tmp"/build/{_thawbox.so,thawbox_reseed.node}; do
 	[ ! -e "$f" ] || install -m 0644 "$f" "$lib/"
 done
 chroot "$tree" python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/thawbox

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon itself: keys, limits, bounds, log, metrics, its end."""
+import hashlib
 import json
 import os
 import re
@@ -155,6 +156,23 @@ def test_slow_client_makes_nothing_grow(daemon, sandbox):
     while not sandbox.commands.list() and time.monotonic() < end:
         time.sleep(0.1)
     sandbox.commands.kill(sandbox.commands.list()[0].pid)
+
+
+def test_an_upload_is_not_held_in_memory(start, tmp_path):
+    """The client is faster than the guest: it waits, and the daemon's peak stays where it was."""
+    daemon = start()
+    box = Sandbox.create(timeout=3600)
+    content, peak = os.urandom(16 << 20), re.compile(r"VmHWM:\s+(\d+)")
+    box.files.write("first", content[:100000])
+    before = int(peak.search(open(f"/proc/{daemon.process.pid}/status").read())[1])
+    (tmp_path / "large").write_bytes(content)
+    with open(tmp_path / "large", "rb") as large:
+        box.files.write("large", large, request_timeout=5 * GUARD_S)
+    after = int(peak.search(open(f"/proc/{daemon.process.pid}/status").read())[1])
+    code = "import hashlib; hashlib.file_digest(open('large', 'rb'), 'sha256').hexdigest()"
+    assert box.run_code(code).text == hashlib.sha256(content).hexdigest()
+    assert after - before < 1024, "KiB more for an upload of 16 MiB"
+    assert box.kill()
 
 
 def test_output_of_a_cell_is_cut(start):

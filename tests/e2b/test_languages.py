@@ -20,6 +20,19 @@ def test_bash(start):
         assert {c.language for c in box.list_code_contexts()} == {"python", "javascript", "bash"}
 
 
+def test_javascript_is_warm_and_draws_its_own_numbers(start):
+    """Node.js comes out of the template, where its generators have been seeded: no two sandboxes may draw the same."""
+    start("--pool", "1")
+    code = ("const c = require('crypto'); [Math.random(), c.randomBytes(16).toString('hex'), c.randomUUID(), c.randomInt(2 ** 40),"
+            " c.webcrypto.getRandomValues(new Uint32Array(4)).join()].join(' ')")
+    drawn = []
+    for _ in range(4):
+        with Sandbox.create(envs={"FROM": "create"}) as box:
+            drawn.append(box.run_code(code, language="js").text.split(" "))
+            assert box.run_code("[process.env.FROM, process.cwd()].join(' ')", language="js").text == "create /home/user"
+    assert all(len(set(each)) == len(each) for each in zip(*drawn)), drawn
+
+
 @pytest.mark.slow
 def test_javascript_and_typescript(sandbox):
     cell = run(sandbox, "import { readFileSync } from 'fs'\nconst a: number = 20; console.log(typeof readFileSync)", "ts")

@@ -32,9 +32,10 @@ def build(into: Path) -> Path:
     """Lays out the kernel as the root image does; returns kernel.py."""
     for source in (*SOURCES.glob("*.py"), *SOURCES.glob("*.js")):
         shutil.copy(source, into)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-std=c11", "-Wall", "-Wextra",
-                    "-Wconversion", "-Wshadow", "-Werror", "-isystem", "/usr/include/python3.11",
-                    "-o", str(into / "_thawbox.so"), str(SOURCES / "_thawbox.c")], check=True)
+    for output, source in (("_thawbox.so", "_thawbox.c"), ("thawbox_reseed.node", "thawbox_reseed.c")):
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-std=c11", "-Wall", "-Wextra",
+                        "-Wconversion", "-Wshadow", "-Werror", "-isystem", "/usr/include/python3.11",
+                        "-o", str(into / output), str(SOURCES / source)], check=True)
     return into / "kernel.py"
 
 

@@ -151,6 +151,71 @@ def test_javascript_declares_again_and_imports(stream):
     assert run(stream, "javascript", code).text == "[ 'function', '/', 'object' ]"
 
 
+# ---- an interpreter that was there before the freeze ----
+
+@pytest.fixture
+def spare(start):
+    """The first spare, which has all of them."""
+    guest = start("--imports", "", spares=1)
+    stream = guest.connect(2001)
+    guest.connect(2000)  # it is there, and ends with the test
+    pids = stream.run("import thawbox_languages as t; [(i.language, i.process.pid) for i in t.ready]").text
+    stream.pids = dict(eval(pids))
+    return stream
+
+
+def test_the_ready_bash_becomes_the_contexts_own(spare):
+    spare.run("import os; os.mkdir('a $b'); os.chdir('a $b'); os.environ['FOO'] = 'bar'")
+    answer = run(spare, "bash", "echo $$ $FOO $SECONDS; pwd; x=3")
+    first, second = answer.stdout.splitlines()
+    assert first == f"{spare.pids['bash']} bar 0" and second.endswith("/home/a $b") and not answer.stderr
+    assert run(spare, "bash", "cd /; echo $x; exit 0").stdout == "3\n"
+    assert run(spare, "bash", "echo $$").stdout != f"{spare.pids['bash']}\n"
+
+
+def test_the_ready_bash_draws_its_own_numbers(start):
+    """RANDOM is seeded from the kernel, not from what it was before: two that begin differ."""
+    guest = start("--imports", "", spares=1)
+    stream = guest.connect(2001)
+    guest.connect(2000)
+    code = ("import thawbox_languages as t, os; os.urandom = lambda n: {!r} * n\n"
+            "b = t.Bash('bash'); b.run(':'); b.begin('bash'); b.run('echo $RANDOM $RANDOM $RANDOM')")
+    draws = [stream.run(code.format(byte)).stdout for byte in (b"a", b"a", b"b")]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@needs_node
+def test_the_ready_one_becomes_the_contexts_own(spare, tmp_path):
+    spare.run(f"import os; os.chdir({str(tmp_path)!r}); os.environ['FOO'] = 'bar'")
+    answer = run(spare, "javascript", "console.log('only this'); [process.pid, process.cwd(), process.env.FOO, typeof a, typeof B]")
+    assert answer.text.split() == ["[", f"{spare.pids['typescript']},", f"'{tmp_path}',", "'bar',", "'undefined',", "'undefined'", "]"]
+    assert (answer.stdout, answer.stderr) == ("only this\n", "")
+    assert "cell-2:1" in run(spare, "javascript", "throw new Error('x')").error["traceback"]
+    assert run(spare, "javascript", "process.pid").text == str(spare.pids['typescript'])
+
+
+@needs_node
+def test_the_ready_one_draws_its_own_numbers(spare):
+    assert "native code" not in run(spare, "javascript", "String(Math.random)").text
+    drawn = run(spare, "javascript", "var d = Array.from({length: 5000}, Math.random);"
+                                     "[new Set(d).size, d.every((x) => x >= 0 && x < 1), d.reduce((a, b) => a + b) / 5000]").text
+    size, in_range, mean = drawn.strip("[] ").split(", ")
+    assert (size, in_range) == ("5000", "true") and 0.45 < float(mean) < 0.55
+    maps = open(f"/proc/{spare.pids['typescript']}/maps", encoding="utf-8").read()
+    assert "thawbox_reseed.node" in maps
+
+
+@needs_node
+def test_the_ready_one_is_taken_once(spare):
+    """Also where the kernel's folder is gone."""
+    spare.run("import os; os.makedirs('gone'); os.chdir('gone'); os.rmdir('../gone')")
+    answer = run(spare, "javascript", "[process.pid, process.cwd(), /native/.test(Math.random)]")
+    assert answer.text == f"[ {spare.pids['typescript']}, '/', false ]"
+    spare.run("os.chdir('/')")
+    assert run(spare, "javascript", "process.exit(0)").result["status"] == "ok"
+    assert run(spare, "javascript", "process.pid").text != str(spare.pids['typescript'])
+
+
 # ---- both ----
 
 def test_what_is_not_there(stream):
