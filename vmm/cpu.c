@@ -360,7 +360,7 @@ int cpu_wake(int vcpu_fd, const struct cpu_state *s, struct err *err)
 	return arm_timer(vcpu_fd, s, tsc, CPU_AHEAD_MS, err);
 }
 
-int cpu_put_off_tick(int vcpu_fd, uint64_t tsc_khz, struct err *err)
+int cpu_put_off_tick(int vcpu_fd, uint64_t tsc_khz, unsigned ahead_ms, struct err *err)
 {
 	struct kvm_lapic_state lapic;
 	uint64_t tsc = 0, deadline = 0, soonest;
@@ -369,7 +369,7 @@ int cpu_put_off_tick(int vcpu_fd, uint64_t tsc_khz, struct err *err)
 	if ((ret = ONE_MSR(vcpu_fd, KVM_GET_MSRS, MSR_TSC, &tsc, err)) < 0 ||
 	    (ret = ONE_MSR(vcpu_fd, KVM_GET_MSRS, MSR_TSC_DEADLINE, &deadline, err)) < 0)
 		return ret;
-	soonest = tsc + tsc_khz * CPU_AHEAD_MS;
+	soonest = tsc + tsc_khz * ahead_ms;
 	if (deadline > soonest)
 		return 0;
 	/* As in cpu_rest(): one that is due goes when the LAPIC is set. */

@@ -65,10 +65,10 @@ NODISCARD int cpu_load(int vcpu_fd, const struct cpu_state *state, unsigned ahea
 NODISCARD int cpu_rest(int vcpu_fd, struct cpu_state *state, struct err *err);
 NODISCARD int cpu_wake(int vcpu_fd, const struct cpu_state *state, struct err *err);
 /*
- * The next tick of a parked vCPU, due or not, comes CPU_AHEAD_MS from now at the soonest: what the guest does first is
+ * The next tick of a parked vCPU, due or not, comes `ahead_ms` from now at the soonest: what the guest does first is
  * not held up by it. `tsc_khz` as in struct cpu_state.
  */
-NODISCARD int cpu_put_off_tick(int vcpu_fd, uint64_t tsc_khz, struct err *err);
+NODISCARD int cpu_put_off_tick(int vcpu_fd, uint64_t tsc_khz, unsigned ahead_ms, struct err *err);
 
 /*
  * Whether the vCPU has its interrupts off (RFLAGS.IF): 1 or 0. One that waits for INIT runs nothing, and does not count. The

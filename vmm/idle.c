@@ -10,6 +10,7 @@
 #include <poll.h>
 
 #define NS_PER_SEC 1000000000ull
+#define NS_PER_MS  1000000ull
 /*
  * What has no timer that we can see (the kernel's coarse ones: write-back, retransmissions) waits that long at
  * first, then four times as long each time. A look costs some 20,000 instructions of the guest's kernel.
@@ -19,6 +20,8 @@
 #define PATIENCE_STEP   4u
 /* A timer that is due is on its way as an interrupt. */
 #define DUE_NS 200000u
+/* More a guest's own timers are not to be late for the sake of a cell. */
+#define LAG_MAX_MS 1000u
 /* A guest that stood still for longer would take it for a hang of its own. */
 #define UNNOTICED_NS NS_PER_SEC
 
@@ -66,13 +69,19 @@ static void go_on(struct vm *vm, uint32_t value)
 	vcpu_run(vcpu);
 }
 
-/* A cell is not to begin with the ticks that the guest has missed. */
+/*
+ * A cell is not to begin with the ticks that the guest has missed, nor with those that it will miss before the vCPU
+ * gets a processor: on software KVM a tick can use up all that it gets then, and the cell would wait for the next.
+ */
 static void put_off_tick(struct vm *vm)
 {
+	uint64_t lag_ms = vcpu_lag_ns(the_vcpu(vm)) * 2 / NS_PER_MS;
+	unsigned ahead_ms = CPU_AHEAD_MS + (unsigned)(lag_ms < LAG_MAX_MS ? lag_ms : LAG_MAX_MS);
 	struct err err;
 
 	if (atomic_load(&vm->idle.on) &&
-	    cpu_put_off_tick(the_vcpu(vm)->fd, vm->source->machine.cpu[0].tsc_khz, &err) < 0)
+	    cpu_put_off_tick(the_vcpu(vm)->fd, vm->source->machine.cpu[0].tsc_khz, ahead_ms, &err) <
+	            0)
 		log_warn("an idle guest: %s", err.msg);
 }
 

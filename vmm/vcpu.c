@@ -244,6 +244,7 @@ static bool may_leave(const struct vcpu *vcpu)
 /* Parked until there is something to run. False: quit. */
 static bool stand_by(struct vcpu *vcpu)
 {
+	uint64_t now_ns;
 	bool run;
 
 	pthread_mutex_lock(&vcpu->lock);
@@ -259,8 +260,10 @@ static bool stand_by(struct vcpu *vcpu)
 	if (run) {
 		vcpu->parked = false;
 		set_immediate_exit(vcpu, 0);
+		now_ns = clock_mono_ns();
+		vcpu->lag_ns = now_ns - vcpu->told_ns;
 		if (!vcpu->run_ns)
-			vcpu->run_ns = clock_mono_ns();
+			vcpu->run_ns = now_ns;
 		trace_begin("loop told");
 		pthread_cond_broadcast(&vcpu->cond);
 	}
@@ -379,10 +382,21 @@ int vcpu_wait_job(struct vcpu *vcpu, struct err *err)
 void vcpu_run(struct vcpu *vcpu)
 {
 	pthread_mutex_lock(&vcpu->lock);
+	vcpu->told_ns = clock_mono_ns();
 	atomic_store(&vcpu->want, VCPU_RUN);
 	trace_point("signal: work", 0);
 	pthread_cond_broadcast(&vcpu->cond);
 	pthread_mutex_unlock(&vcpu->lock);
+}
+
+uint64_t vcpu_lag_ns(struct vcpu *vcpu)
+{
+	uint64_t ns;
+
+	pthread_mutex_lock(&vcpu->lock);
+	ns = vcpu->lag_ns;
+	pthread_mutex_unlock(&vcpu->lock);
+	return ns;
 }
 
 uint64_t vcpu_wait_running(struct vcpu *vcpu)

@@ -61,6 +61,8 @@ struct vcpu {
 	struct err job_err;                     /* lock */
 	uint64_t
 		run_ns; /* lock: CLOCK_MONOTONIC just before the first KVM_RUN since vcpu_forget_run() */
+	uint64_t told_ns; /* lock: CLOCK_MONOTONIC at vcpu_run() */
+	uint64_t lag_ns;  /* lock: from there until the thread ran, the last time */
 };
 
 /* Makes the object; no KVM object yet. */
@@ -86,6 +88,8 @@ NODISCARD int vcpu_confine(struct vcpu *vcpu, bool waits, struct err *err);
 void vcpu_run(struct vcpu *vcpu);
 /* Waits until the thread has left its parking place for the first time: vcpu->run_ns. */
 uint64_t vcpu_wait_running(struct vcpu *vcpu);
+/* How long the thread had to wait for a processor when it was last let run, ns. Any thread. */
+uint64_t vcpu_lag_ns(struct vcpu *vcpu);
 /* The next run counts as the first. The vCPU is parked. */
 void vcpu_forget_run(struct vcpu *vcpu);
 /* Parks the vCPU and waits for it. Any thread but the vCPU's. */

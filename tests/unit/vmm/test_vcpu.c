@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A vCPU's life on the real KVM: exits answered, parked at a clean point, and every end told in words. */
 #include "tests/unit/vmm/tiny.h"
+#include "vmm/clock.h"
 
 Test(vcpu, mmio_write_reaches_the_host, .timeout = 30)
 {
@@ -58,11 +59,14 @@ Test(vcpu, pause_and_run_many_times, .timeout = 60)
 	static struct tiny t;
 	struct kvm_regs regs;
 	struct err err = { 0 };
-	uint64_t last = 0;
+	uint64_t last = 0, begin_ns = clock_mono_ns(), lag_ns;
 
 	tiny_open(&t, code, sizeof(code));
 	tiny_boot(&t);
 	tiny_start(&t);
+	(void)vcpu_wait_running(&t.vcpu);
+	lag_ns = vcpu_lag_ns(&t.vcpu);
+	cr_assert(lag_ns > 0 && lag_ns < clock_mono_ns() - begin_ns);
 	for (int i = 0; i < 200 || last == 0; i++) {
 		vcpu_pause(&t.vcpu);
 		cr_assert_eq(KVM_DO(t.vcpu.fd, KVM_GET_REGS, &regs, &err), 0);
