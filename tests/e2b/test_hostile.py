@@ -65,7 +65,7 @@ def execute(daemon, box, context: str, code: str) -> tuple[int, list[dict]]:
         with urllib.request.urlopen(urllib.request.Request(daemon.url + "/execute", body, headers), timeout=GUARD_S) as answer:
             try:
                 return answer.status, [json.loads(line) for line in answer.read().splitlines()]
-            except http.client.IncompleteRead:
+            except (http.client.IncompleteRead, ConnectionResetError):
                 return answer.status, [{"type": "cut off"}]  # the sandbox has ended meanwhile
     except urllib.error.HTTPError as error:
         return error.code, [json.loads(error.read() or b"{}")]

@@ -114,7 +114,7 @@ def test_a_command_that_does_not_end(start):
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(command.wait)
         restart(daemon)
-        with pytest.raises(SandboxException, match="aborted.*the command runs on: connect to it again"):
+        with pytest.raises(SandboxException, match="(?i)aborted.*the command runs on: connect to it again"):
             reader.result(GUARD_S)
     again = box.commands.connect(command.pid, timeout=0)
     box.commands.send_stdin(command.pid, "it\n")
@@ -214,8 +214,9 @@ def test_connections_to_ports(start):
     assert read_to(between, b"\x88\x02\x03\xf4").endswith(b"\x88\x02\x03\xf4") and between.recv(1) == b""
     assert inside.recv(1) == b""
     assert read_to(silent, b"ask again").startswith(b"HTTP/1.1 503 ")
-    rest = b"".join(iter(lambda: begun.recv(4096), b""))
-    assert not rest.endswith(b"0\r\n\r\n"), "an answer without an end"
+    with pytest.raises(ConnectionResetError):  # an answer without an end
+        while begun.recv(4096):
+            pass
     for s in (between, inside, silent, begun):
         s.close()
     assert b"begin" in read_to(ask(8004), b"begin"), "the server is there, and is reached anew"
