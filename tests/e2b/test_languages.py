@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells in bash, JavaScript and TypeScript through E2B's SDK. The interpreters themselves: tests/guest/test_languages.py."""
+import os
+
 import pytest
 from conftest import GUARD_S
 from e2b_code_interpreter import Sandbox
+
+RUNS = int(os.environ.get("THAWBOX_TEST_RUNS", "4"))
 
 
 def run(box: Sandbox, code: str, language: str, **options):
@@ -26,11 +30,24 @@ def test_javascript_is_warm_and_draws_its_own_numbers(start):
     code = ("const c = require('crypto'); [Math.random(), c.randomBytes(16).toString('hex'), c.randomUUID(), c.randomInt(2 ** 40),"
             " c.webcrypto.getRandomValues(new Uint32Array(4)).join()].join(' ')")
     drawn = []
-    for _ in range(4):
+    for _ in range(RUNS):
         with Sandbox.create(envs={"FROM": "create"}) as box:
             drawn.append(box.run_code(code, language="js").text.split(" "))
             assert box.run_code("[process.env.FROM, process.cwd()].join(' ')", language="js").text == "create /home/user"
     assert all(len(set(each)) == len(each) for each in zip(*drawn)), drawn
+
+
+def test_without_a_new_seed_javascript_draws_the_same(start):
+    """The control: it shows that the test above would see shared state. (OpenSSL takes a new seed by itself when minutes have
+    passed since the bake.)"""
+    start("--pool", "1")
+    code = ("import thawbox_languages as t\n"  # a context of Python takes the interpreters that are ready, and has them not begin
+            "[i.run('[Math.random(), Math.random(), Math.random()].join()').text for i in t.ready if i.language != 'bash']")
+    drawn = []
+    for _ in range(2):
+        with Sandbox.create() as box:
+            drawn.append(box.run_code(code, context=box.create_code_context(), timeout=GUARD_S * 2).text)
+    assert drawn[0] == drawn[1] and drawn[0].count("0.") == 3, "a new seed is not what makes them differ"
 
 
 @pytest.mark.slow
