@@ -57,7 +57,7 @@ if [ "${1-}" != fast ]; then
     step "faults" faults
     step "isolation" isolation
     step_from_registry "E2B's SDKs, in part" e2b-sdks e2b "M=not slow" \
-        "K=test_daemon or test_openapi or test_install or test_results"
+        "K=test_daemon or test_openapi or test_install or test_results or test_hostile or test_languages"
     step "the benchmarks' programs" test-bench
 fi
 echo "check: all passed in $((SECONDS - start)) s"
