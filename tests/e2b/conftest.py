@@ -101,6 +101,10 @@ class Daemon:
         return {sample.name + (json.dumps(sample.labels) if sample.labels else ""): sample.value
                 for family in text_string_to_metric_families(text) for sample in family.samples}[name]
 
+    def status_kib(self, field: str) -> int:
+        """Of /proc/PID/status: VmRSS is what the process holds of memory, VmHWM the most it has held."""
+        return int(re.search(rf"{field}:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1])
+
     def wait_text(self, text: str) -> None:
         """Until it has said so."""
         end = time.monotonic() + GUARD_S

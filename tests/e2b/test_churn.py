@@ -116,7 +116,7 @@ def size(daemon: Daemon) -> dict[str, int]:
     proc = f"/proc/{daemon.process.pid}"
     held = [os.readlink(f"{proc}/fd/{fd}") for fd in os.listdir(f"{proc}/fd")]
     return {"fds": len([name for name in held if name not in clients_of(daemon)]), "threads": len(os.listdir(f"{proc}/task")),
-            "KiB": int(re.search(r"VmRSS:\s+(\d+)", open(f"{proc}/status").read())[1])}
+            "KiB": daemon.status_kib("VmRSS")}
 
 
 def at_rest(daemon: Daemon) -> dict[str, int]:

@@ -135,10 +135,7 @@ def test_slow_client_makes_nothing_grow(daemon, sandbox):
     host, port = daemon.url.removeprefix("http://").split(":")
     head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in envd(sandbox).items())
 
-    def resident_kib() -> int:
-        return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{daemon.process.pid}/status").read())[1])
-
-    before = resident_kib()
+    before = daemon.status_kib("VmRSS")
     with socket.create_connection((host, int(port))) as client:
         client.settimeout(GUARD_S)
         client.sendall((f"POST /process.Process/Start HTTP/1.1\r\nHost: x\r\n{head}Content-Type: application/connect+json\r\n"
@@ -151,7 +148,7 @@ def test_slow_client_makes_nothing_grow(daemon, sandbox):
             if (used := sandbox.get_metrics()[0].cpu_used_pct) < 20 or time.monotonic() > end:
                 break
         assert used < 20, "the guest goes on writing"
-        assert resident_kib() - before < 8192
+        assert daemon.status_kib("VmRSS") - before < 8192
     end = time.monotonic() + GUARD_S
     while not sandbox.commands.list() and time.monotonic() < end:
         time.sleep(0.1)
@@ -162,13 +159,13 @@ def test_an_upload_is_not_held_in_memory(start, tmp_path):
     """The client is faster than the guest: it waits, and the daemon's peak stays where it was."""
     daemon = start()
     box = Sandbox.create(timeout=3600)
-    content, peak = os.urandom(16 << 20), re.compile(r"VmHWM:\s+(\d+)")
+    content = os.urandom(16 << 20)
     box.files.write("first", content[:100000])
-    before = int(peak.search(open(f"/proc/{daemon.process.pid}/status").read())[1])
+    before = daemon.status_kib("VmHWM")
     (tmp_path / "large").write_bytes(content)
     with open(tmp_path / "large", "rb") as large:
         box.files.write("large", large, request_timeout=5 * GUARD_S)
-    after = int(peak.search(open(f"/proc/{daemon.process.pid}/status").read())[1])
+    after = daemon.status_kib("VmHWM")
     code = "import hashlib; hashlib.file_digest(open('large', 'rb'), 'sha256').hexdigest()"
     assert box.run_code(code).text == hashlib.sha256(content).hexdigest()
     assert after - before < 1024, "KiB more for an upload of 16 MiB"

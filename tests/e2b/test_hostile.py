@@ -53,10 +53,6 @@ EVIL = {
 BORNE = {"results one after another", "gone in the middle"}  # of these only the context, if anything, is lost
 
 
-def resident_kib(daemon) -> int:
-    return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{daemon.process.pid}/status").read())[1])
-
-
 def execute(daemon, box, context: str, code: str) -> tuple[int, list[dict]]:
     """POST /execute, raw: the SDK's own parsing is not the question here."""
     body = json.dumps({"code": code, "context_id": context}).encode()
@@ -87,7 +83,7 @@ def test_hostile_interpreter(shared, neighbour, what):
         context = box.create_code_context().id
         status, lines = execute(shared, box, context, SAY + "1 + 1")
         assert status == 200 and not [line for line in lines if line["type"] == "error"], lines
-        before = resident_kib(shared)
+        before = shared.status_kib("VmRSS")
         stop = threading.Event()
 
         def ask_the_neighbour() -> int:
@@ -106,7 +102,7 @@ def test_hostile_interpreter(shared, neighbour, what):
                 stop.set()
             assert asked.result(GUARD_S) > 0
         print(f"{what}: {status}, {len(lines)} lines, the last {lines[-1:]!r:.300}")
-        assert resident_kib(shared) - before < 96 << 10
+        assert shared.status_kib("VmRSS") - before < 96 << 10
         if what in BORNE:
             assert box.run_code("20 + 22").text == "42", "its default context is another process"
         else:

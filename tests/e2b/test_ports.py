@@ -4,7 +4,6 @@ import hashlib
 import http.client
 import json
 import os
-import re
 import socket
 import time
 from pathlib import Path
@@ -130,10 +129,7 @@ def test_a_client_that_leaves_is_seen(daemon, web):
 
 def test_slow_clients_make_nothing_grow(daemon, web):
     """Of an answer that does not end, and of a tunnel whose client does not read."""
-    def resident_kib() -> int:
-        return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{daemon.process.pid}/status").read())[1])
-
-    before = resident_kib()
+    before = daemon.status_kib("VmRSS")
     clients = [web.client.socket("GET /endless HTTP/1.1") for _ in range(4)]
     for s in clients:
         s.sendall(b"\r\n")
@@ -152,7 +148,7 @@ def test_slow_clients_make_nothing_grow(daemon, web):
         if (used := web.get_metrics()[0].cpu_used_pct) < 20 or time.monotonic() > end:
             break
     assert used < 20, "the guest goes on writing"
-    assert resident_kib() - before < 16384
+    assert daemon.status_kib("VmRSS") - before < 16384
     for s in (*clients, tunnel):
         s.close()
     assert web.client.get("/none") == (204, b"")
